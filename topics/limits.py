@@ -1,0 +1,85 @@
+"""Every bound of the system, each with its reason.
+
+Limits a client can meet have an environment variable (see settings.py) and stand here as the default.
+The others protect one process from another and are not for tuning.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# --- What one request may carry (contract §2) --------------------------------------------------------
+MAX_BATCH_RECORDS = 10_000
+MAX_RECORD_BYTES = 1 * MIB  # data + meta: one record can't fill a commit
+MAX_BODY_BYTES = 64 * MIB  # before parsing, and again after gunzip
+MAX_META_BYTES = 16 * KIB
+MAX_META_KEYS = 64
+MAX_TAG_BYTES = 256
+MAX_NODE_BYTES = 128
+MAX_KEY_CHARS = 256  # idempotency_key
+MAX_NAME_CHARS = 255
+
+# --- What one answer may carry (contract §3, §11) ----------------------------------------------------
+DEFAULT_LIMIT = 256
+MAX_LIMIT = 1_000
+DEFAULT_BATCH_BYTES = 1 * MIB  # at least one record is always delivered
+MAX_BATCH_BYTES = 8 * MIB
+MAX_WAIT_MS = 30_000
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1_000
+MAX_READ_NODES = 1_000  # node ids in one read's filter
+
+# --- Instance-wide resources (contract §11); 0 means unlimited ----------------------------------------
+MAX_TOPICS = 100_000
+MAX_ROUTERS = 10_000
+MAX_WATCH_SESSIONS = 10_000
+MAX_SSE_CONNECTIONS = 10_000
+MAX_SSE_CONNECTIONS_PER_KEY = 1_000
+MAX_INFLIGHT_PER_KEY = 1_000
+MAX_TOTAL_BYTES = 0
+MAX_WATCH_TOPICS = 256
+MAX_CLAIM = 1_000
+
+# --- Topic config (contract §0.10) -------------------------------------------------------------------
+U64_MAX = 2**64 - 1
+PRIORITY_RANGE = (-1_000, 1_000)
+LEASE_MS_RANGE = (100, 86_400_000)
+CLAIM_JITTER_MS_RANGE = (0, 5_000)
+DEFAULT_IDEMPOTENCY_WINDOW_MS = 120_000
+DEFAULT_LEASE_MS = 30_000
+
+# --- HTTP: what a connection may cost before it has shown a request -----------------------------------
+MAX_HEAD_BYTES = 32 * KIB  # request line and all headers
+MAX_HEADERS = 100
+MAX_URI_BYTES = 8 * KIB
+MAX_PIPELINED = 128  # requests of one connection in flight; beyond that we stop reading from it
+MAX_CONNECTIONS = 20_000
+HEAD_TIMEOUT_MS = 10_000  # from the first byte of a head to its end
+BODY_TIMEOUT_MS = 30_000  # without any progress of the body
+IDLE_TIMEOUT_MS = 120_000  # keep-alive without a request
+GZIP_MIN_BYTES = 1 * KIB  # below this gzip makes answers larger
+
+# --- Between processes -------------------------------------------------------------------------------
+RING_BYTES = 8 * MIB
+MIN_RING_BYTES = 64 * KIB
+OUTBOX_BYTES = 160 * MIB  # what may wait outside a full ring: two of the largest bodies and their answers
+DRAIN_BYTES = 4 * MIB  # one wake-up takes at most this much from one ring before the others get their turn
+CALL_TIMEOUT_MS = 15_000  # a call unanswered for this long is answered 503, outcome unknown
+HEARTBEAT_MS = 1_000
+HEARTBEAT_MISSES = 5
+RESTARTS_PER_MINUTE = 5
+STOP_TIMEOUT_MS = 20_000  # a child that has not stopped by then is killed
+
+# --- Disk --------------------------------------------------------------------------------------------
+WAL_FILE_BYTES = 64 * MIB
+WAL_RESERVE_BYTES = 1 * MIB  # the end of the last WAL file is kept for deletes when the disk is full
+SEGMENT_MAX_EVENTS = 10_000
+SEGMENT_MAX_BYTES = 64 * MIB
+SEGMENT_MAX_AGE_MS = 3_600_000
+HOT_RETAIN_SEGMENTS = 4
+BLOCK_RECORDS = 1_024  # small appends are coalesced into blocks of about this many records ...
+BLOCK_BYTES = 128 * KIB  # ... or this many bytes, so that a short read does not fetch megabytes
+DISK_SYNC_MS = 250  # the disk class reaches the platter at most this much later
+TAIL_ROWS = 200_000  # index rows a shard keeps in the WAL before it moves them into segments
+WAL_BACKLOG_BYTES = 512 * MIB  # likewise in bytes: what recovery may have to replay
+CACHE_BYTES = 32 * MIB  # recent and recently read batches, per shard
+SEQ_RESERVE = 1_000_000  # seqs promised ahead on disk, so that none is reused after a power cut
