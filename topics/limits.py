@@ -61,7 +61,6 @@ GZIP_MIN_BYTES = 1 * KIB  # below this gzip makes answers larger
 # --- Between processes -------------------------------------------------------------------------------
 RING_BYTES = 8 * MIB
 MIN_RING_BYTES = 64 * KIB
-OUTBOX_BYTES = 160 * MIB  # what may wait outside a full ring: two of the largest bodies and their answers
 DRAIN_BYTES = 4 * MIB  # one wake-up takes at most this much from one ring before the others get their turn
 CALL_TIMEOUT_MS = 15_000  # a call unanswered for this long is answered 503, outcome unknown
 HEARTBEAT_MS = 1_000
