@@ -1,0 +1,140 @@
+"""WAL files and frames: encode, decode, scan.
+
+Validation goes magic, version, checksum. A scan stops at the first thing that is no frame and says where; whether
+that is the end, a torn tail or corruption is recovery.py's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from topics.errors import CorruptData, FormatError
+from topics.storage.format import (
+    CHECKSUM,
+    FILE_HEADER_BYTES,
+    FORMAT_VERSION,
+    FRAME_HEADER,
+    WAL_HEADER,
+    WAL_MAGIC,
+    FrameType,
+    aligned,
+    frame_bytes,
+)
+
+_PADDING = [bytes(n) for n in range(8)]
+
+
+class WalHeader(msgspec.Struct, frozen=True):
+    shard: int
+    layout: int
+    file_no: int
+    salt: int
+    boot_id: bytes
+
+    def encode(self) -> bytes:
+        head = WAL_HEADER.pack(
+            WAL_MAGIC, FORMAT_VERSION, self.shard, self.layout, self.file_no, self.salt, 0, self.boot_id
+        )
+        return head + CHECKSUM.pack(xxh3_64_intdigest(head))
+
+
+def decode_wal_header(data: bytes, *, path: str) -> WalHeader:
+    if len(data) < FILE_HEADER_BYTES:
+        raise FormatError(f"{path}: shorter than a WAL header")
+    magic, version, shard, layout, file_no, salt, _, boot_id = WAL_HEADER.unpack_from(data)
+    if magic != WAL_MAGIC:
+        raise FormatError(f"{path}: not a topics WAL file")
+    if version > FORMAT_VERSION:
+        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    if CHECKSUM.unpack_from(data, WAL_HEADER.size)[0] != xxh3_64_intdigest(data[: WAL_HEADER.size]):
+        raise CorruptData(f"{path}: header checksum fails")
+    return WalHeader(shard, layout, file_no, salt, boot_id)
+
+
+class Frame(NamedTuple):
+    """A decoded frame; body and key are copies, `offset` and `length` are its place in the file."""
+
+    type: int
+    flags: int
+    count: int
+    topic_id: int
+    first_seq: int
+    ts: int
+    lsn: int
+    synced: int
+    key: bytes
+    body: bytes
+    offset: int
+    length: int
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+
+def encode_frame(
+    *,
+    salt: int,
+    type: FrameType,
+    topic_id: int,
+    first_seq: int = 0,
+    count: int = 0,
+    ts: int,
+    lsn: int,
+    synced: int,
+    body: bytes = b"",
+    key: bytes = b"",
+    flags: int = 0,
+) -> bytes:
+    size = FRAME_HEADER.size + len(key) + len(body)
+    header = FRAME_HEADER.pack(
+        salt, len(body), type, flags, len(key), count, topic_id, first_seq, ts, lsn, synced
+    )
+    frame = b"".join((header, key, body, _PADDING[-size & 7]))
+    return frame + CHECKSUM.pack(xxh3_64_intdigest(frame))
+
+
+def decode_frame(data: bytes | memoryview, offset: int, *, salt: int) -> Frame | None:
+    """The frame at `offset`, or None if there is none that passes its checks."""
+    room = len(data) - offset
+    if room < FRAME_HEADER.size + CHECKSUM.size:
+        return None
+    found, body_len, kind, flags, key_len, count, topic_id, first_seq, ts, lsn, synced = FRAME_HEADER.unpack_from(
+        data, offset
+    )
+    if found != salt or kind == 0:
+        return None
+    length = frame_bytes(key_len=key_len, body_len=body_len)
+    if length > room:
+        return None
+    end = offset + length - CHECKSUM.size
+    if CHECKSUM.unpack_from(data, end)[0] != xxh3_64_intdigest(data[offset:end]):
+        return None
+    at = offset + FRAME_HEADER.size
+    key = bytes(data[at : at + key_len])
+    body = bytes(data[at + key_len : at + key_len + body_len])
+    return Frame(kind, flags, count, topic_id, first_seq, ts, lsn, synced, key, body, offset, length)
+
+
+def scan(data: bytes | memoryview, *, salt: int, start: int = FILE_HEADER_BYTES) -> Iterator[Frame]:
+    """Good frames from `start` on, until the first place that holds none."""
+    offset = start
+    while (frame := decode_frame(data, offset, salt=salt)) is not None:
+        yield frame
+        offset += frame.length
+
+
+def find_frame_after(data: bytes | memoryview, *, salt: int, start: int) -> Frame | None:
+    """The first good frame at or after `start` (8-byte steps): shows whether a log goes on behind a hole."""
+    needle = salt.to_bytes(4, "little")
+    whole = bytes(data)
+    at = whole.find(needle, aligned(start))
+    while at >= 0:
+        if at % 8 == 0 and (frame := decode_frame(whole, at, salt=salt)) is not None:
+            return frame
+        at = whole.find(needle, at + 1)
+    return None
