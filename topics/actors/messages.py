@@ -1,0 +1,222 @@
+"""What processes say to each other: one struct per request and answer, and the envelope around them.
+
+    envelope, then head, then body
+    0    1       2  4          8             16            24
+    | op | error | 0 | head len | correlation | deadline ms | head (msgpack) | body (raw bytes)
+    | u8 | u8    | u16 | u32    | u64         | u64         |
+
+The head is a small array-like struct; a body is a batch (storage/columns.py) or rendered JSON that the receiver passes
+on without looking inside. The deadline is CLOCK_MONOTONIC, which all processes of a machine share; a request found
+after its deadline is dropped, because nobody waits for the answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topics.errors import ApiError
+from topics.storage.config import TopicConfig, TopicType
+
+ENVELOPE = struct.Struct("<BBHIQQ")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Op(enum.IntEnum):
+    APPEND = 1
+    DIFF = 2
+    PUT_TOPIC = 3
+    GET_TOPIC = 4
+    DROP_TOPIC = 5
+    LIST_TOPICS = 6
+    DELETE_RECORDS = 7
+    CANCEL = 8  # the caller of a waiting diff has gone; no answer
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class Append(_Message):
+    topic: str
+    count: int
+    size: int  # what the records count for in the topic's bytes
+    create: bool | None = None
+    config: TopicConfig | None = None
+    key: str | None = None
+
+
+class Appended(_Message):
+    first_seq: int
+    count: int
+    head_seq: int
+    created: bool
+    deduped: bool
+    wal_us: int
+    fsync_us: int
+
+
+class Diff(_Message):
+    topic: str
+    from_seq: int
+    limit: int
+    max_bytes: int
+    nodes: list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+
+
+class Diffed(_Message):
+    """The body is the answer's JSON up to its performance block."""
+
+    scanned: int
+    waited_ms: int
+
+
+class PutTopic(_Message):
+    topic: str
+    config: TopicConfig
+    type: TopicType | None  # None: keep the type of a topic that exists
+
+
+class TopicPut(_Message):
+    created: bool
+    config: TopicConfig
+
+
+class GetTopic(_Message):
+    topic: str
+    touch: bool
+
+
+class TopicReport(_Message):
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+
+
+class DropTopic(_Message):
+    topic: str
+    if_empty: bool
+
+
+class TopicDropped(_Message):
+    deleted: bool
+
+
+class ListTopics(_Message):
+    prefix: str
+    after: str
+    limit: int
+    touch: bool
+
+
+class TopicRow(_Message):
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durable: bool
+    effective_priority: int
+
+
+class TopicsListed(_Message):
+    rows: list[TopicRow]
+    more: bool
+
+
+class DeleteRecords(_Message):
+    topic: str
+    before_seq: int | None
+    tag: str | None
+    prefix: bool  # the tag is a prefix
+
+
+class RecordsDeleted(_Message):
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+    fsync_us: int
+
+
+class Failure(_Message):
+    code: str
+    message: str
+    detail: dict[str, Any] | None = None
+    retry_after_s: int | None = None
+
+
+REQUESTS: dict[Op, type[_Message]] = {
+    Op.APPEND: Append,
+    Op.DIFF: Diff,
+    Op.PUT_TOPIC: PutTopic,
+    Op.GET_TOPIC: GetTopic,
+    Op.DROP_TOPIC: DropTopic,
+    Op.LIST_TOPICS: ListTopics,
+    Op.DELETE_RECORDS: DeleteRecords,
+}
+ANSWERS: dict[Op, type[_Message]] = {
+    Op.APPEND: Appended,
+    Op.DIFF: Diffed,
+    Op.PUT_TOPIC: TopicPut,
+    Op.GET_TOPIC: TopicReport,
+    Op.DROP_TOPIC: TopicDropped,
+    Op.LIST_TOPICS: TopicsListed,
+    Op.DELETE_RECORDS: RecordsDeleted,
+}
+_request_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in REQUESTS.items()}
+_answer_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in ANSWERS.items()}
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+
+
+class Envelope(NamedTuple):
+    op: int
+    error: int
+    correlation: int
+    deadline_ms: int
+    head: bytes
+    body: bytes
+
+
+def pack(op: Op, correlation: int, head: _Message, body: bytes = b"", *, deadline_ms: int = 0) -> bytes:
+    encoded = _encode(head)
+    return ENVELOPE.pack(op, 0, 0, len(encoded), correlation, deadline_ms) + encoded + body
+
+
+def pack_cancel(correlation: int) -> bytes:
+    return ENVELOPE.pack(Op.CANCEL, 0, 0, 0, correlation, 0)
+
+
+def pack_failure(op: int, correlation: int, error: ApiError) -> bytes:
+    encoded = _encode(Failure(error.code, error.message, error.detail, error.retry_after_s))
+    return ENVELOPE.pack(op, 1, 0, len(encoded), correlation, 0) + encoded
+
+
+def unpack(message: bytes) -> Envelope:
+    op, error, _, head_len, correlation, deadline_ms = ENVELOPE.unpack_from(message)
+    at = ENVELOPE.size + head_len
+    return Envelope(op, error, correlation, deadline_ms, message[ENVELOPE.size : at], message[at:])
+
+
+def decode_request(op: int, head: bytes) -> Any:
+    return _request_decoders[op].decode(head)
+
+
+def decode_answer(envelope: Envelope) -> Any:
+    """The answer's struct; an error answer is raised as the ApiError it carries."""
+    if envelope.error:
+        failure = _decode_failure(envelope.head)
+        raise ApiError(failure.code, failure.message, failure.detail, retry_after_s=failure.retry_after_s)
+    return _answer_decoders[envelope.op].decode(envelope.head)

@@ -1,0 +1,92 @@
+"""A shard's snapshot: the metadata of its topics, without payloads.
+
+Persisted fields stand here alone; what a running topic keeps beside them is in walshard/topic.py. A snapshot names the
+WAL position it covers: recovery loads it and replays what came after, and what came before as far as payloads still
+lie in the WAL. It is also the list of segments that count: a file it does not name is left over and goes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from topics.errors import CorruptData, FormatError
+from topics.storage.config import TopicConfig
+from topics.storage.format import FORMAT_VERSION, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+
+
+class SegmentState(msgspec.Struct, array_like=True):
+    first_seq: int
+    last_seq: int
+    data_bytes: int  # valid bytes of the .data file; more than that is a flush that did not finish
+    sealed: bool
+    flagged: bool  # some delete flags are set
+
+
+class KeyState(msgspec.Struct, array_like=True):
+    key: str
+    first_seq: int
+    count: int
+    ts: int
+
+
+class TopicState(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    config: TopicConfig
+    created_ms: int
+    head_seq: int
+    ceiling: int  # no seq above it was ever given out
+    floor: int  # everything below is gone, evicted or deleted
+    evict_floor: int  # one above the highest seq lost to cap or TTL
+    cap_seq: int  # highest seq evicted by a cap
+    ttl_seq: int  # highest seq expired
+    flushed_seq: int  # records up to here are in segments
+    last_ts: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    deleted_total: int
+    evicted_total: int
+    expired_total: int
+    segments: list[SegmentState]
+    keys: list[KeyState]
+
+
+class ShardState(msgspec.Struct, array_like=True):
+    shard: int
+    layout: int
+    lsn: int  # the last frame this snapshot covers
+    clock_ms: int  # the shard's clock, which never goes back
+    topics: list[msgspec.Raw]  # each a TopicState, encoded: unchanged topics are not encoded again
+
+
+_encode_shard = msgspec.msgpack.Encoder().encode
+_decode_shard = msgspec.msgpack.Decoder(ShardState).decode
+_decode_topic = msgspec.msgpack.Decoder(TopicState).decode
+
+
+def encode_topic(state: TopicState) -> bytes:
+    return _encode_shard(state)
+
+
+def decode_topic(raw: bytes | msgspec.Raw) -> TopicState:
+    return _decode_topic(raw)
+
+
+def encode_snapshot(state: ShardState) -> bytes:
+    payload = _encode_shard(state)
+    return SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, FORMAT_VERSION, 0, len(payload), xxh3_64_intdigest(payload)) + payload
+
+
+def decode_snapshot(data: bytes, *, path: str) -> ShardState:
+    if len(data) < SNAPSHOT_HEADER.size:
+        raise CorruptData(f"{path}: shorter than a snapshot header")
+    magic, version, _, length, checksum = SNAPSHOT_HEADER.unpack_from(data)
+    if magic != SNAPSHOT_MAGIC:
+        raise FormatError(f"{path}: not a topics snapshot")
+    if version > FORMAT_VERSION:
+        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    payload = data[SNAPSHOT_HEADER.size : SNAPSHOT_HEADER.size + length]
+    if len(payload) != length or xxh3_64_intdigest(payload) != checksum:
+        raise CorruptData(f"{path}: snapshot checksum fails")
+    return _decode_shard(payload)
