@@ -13,8 +13,8 @@
     ... and in a segment: one delete flag per record, zeros to a multiple of 8
 
 `salt` is drawn per file: bytes left from an earlier life of the disk do not pass for a frame of this file.
-`lsn` counts the frames of a shard. `synced` is how much of this file was known to be on the platter when the
-frame was written: it is what tells corruption from a tail that never got there (recovery.py).
+`lsn` counts the frames of a shard. `synced` is the lsn that was known to be on the platter when the frame was
+written: it is what tells corruption from a tail that never got there (recovery.py).
 In a block `lsn` holds the last record's ts and `synced` the accounted bytes of its records.
 
     segment header, 64 bytes

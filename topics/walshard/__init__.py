@@ -1,0 +1,1 @@
+"""The actor that owns topics: WAL, index, retention, segments, snapshots. One process per shard."""

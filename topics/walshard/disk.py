@@ -1,0 +1,133 @@
+"""The only place that writes, syncs and renames data files. A test gives the shard a Disk that fails on purpose.
+
+Rules: a short write is a failed write; ENOSPC and EDQUOT are DiskFull and leave nothing that counts; every other error
+goes up. A kill point at each boundary lets a test end the process exactly there: TOPICS_KILL_POINT=name or name:n
+for the n-th time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+from topics.errors import CorruptData, DiskFull
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_point, _, _times = os.environ.get("TOPICS_KILL_POINT", "").partition(":")
+_left = int(_times or 1)
+
+
+def kill_point(name: str) -> None:
+    """End this process here, as kill -9 would, if the environment asks for it."""
+    global _left
+    if name == _point:
+        _left -= 1
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Disk:
+    def make_dir(self, path: str) -> None:
+        """Create a folder, its parents and their entries, durably."""
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            os.mkdir(folder, 0o700)
+            self.sync_dir(os.path.dirname(folder))
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        """A new file, its space reserved and its entry durable; returns the descriptor."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            if size:
+                os.posix_fallocate(fd, 0, size)
+            self.sync_dir(os.path.dirname(path))
+        except OSError as error:
+            os.close(fd)
+            os.unlink(path)
+            if error.errno in _FULL:
+                raise DiskFull(f"no space for {size} bytes at {path}") from error
+            raise
+        return fd
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        kill_point("write")
+        try:
+            written = os.pwrite(fd, data, offset)
+            while written < len(data):
+                more = os.pwrite(fd, memoryview(data)[written:], offset + written)
+                if more == 0:
+                    raise OSError(errno.ENOSPC, "write returned 0")
+                written += more
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFull(f"no space to write {len(data)} bytes") from error
+            raise
+        kill_point("written")
+
+    def sync(self, fd: int) -> None:
+        kill_point("sync")
+        os.fdatasync(fd)
+        kill_point("synced")
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        """Replace a file: all of the new content or all of the old one, whatever happens."""
+        temporary = path + ".tmp"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self.write(fd, data, 0)
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        kill_point("rename")
+        os.replace(temporary, path)
+        kill_point("renamed")
+        self.sync_dir(os.path.dirname(path))
+
+    def truncate(self, path: str, size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        if len(data) != length:
+            raise CorruptData(f"expected {length} bytes at offset {offset}, the file has {len(data)}")
+        return data
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def remove_dir(self, path: str) -> None:
+        """Remove a folder of plain files; what is already gone is fine."""
+        try:
+            for name in os.listdir(path):
+                self.unlink(os.path.join(path, name))
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass
