@@ -1,0 +1,96 @@
+"""What leaves a topic by itself: caps and TTL. Pure apart from reading a row's record sizes when a cap cuts through it.
+
+    cause        when                              moves evict_floor   shows as
+    cap          after a batch is published        yes                 tombstone "cap"
+    ttl          before every use of the topic     yes                 tombstone "ttl"
+    delete       when a client asks (topic.py)     never               nothing
+Whole rows go at once; only the row at the floor is cut. ts never falls along a topic, so what has expired is a prefix.
+"""
+
+from __future__ import annotations
+
+from topics.storage.columns import Columns
+from topics.walshard.rows import Row
+from topics.walshard.topic import Topic, record_sizes
+
+
+def expire(topic: Topic, *, now_ms: int) -> None:
+    """Drop records older than ttl_ms (strictly)."""
+    ttl_ms = topic.config.ttl_ms
+    if not ttl_ms:
+        return
+    horizon = now_ms - ttl_ms  # a record with ts < horizon has expired
+    while (front := topic.rows.front()) is not None and front.first_ts < horizon:
+        if front.last_ts < horizon:
+            expired = list(front.live_indexes())
+        else:
+            expired = _before(front, horizon)
+            if not expired:
+                return
+        topic.expired_total += len(expired)
+        topic.ttl_seq = _lose(topic, front, expired, sizes=None)
+
+
+def _before(row: Row, horizon: int) -> list[int]:
+    times = list(Columns(row.load(), count=row.count, ts=row.first_ts).times())
+    return [index for index in row.live_indexes() if times[index] < horizon]
+
+
+def enforce_caps(topic: Topic) -> None:
+    """discard "old": evict from the front until the topic is within its caps."""
+    config = topic.config
+    if config.cap_records:
+        while topic.count > config.cap_records:
+            front = topic.rows.front()
+            assert front is not None
+            excess = topic.count - config.cap_records
+            live = list(front.live_indexes())
+            _evict(topic, front, live[:excess], sizes=None)
+    if config.cap_bytes:
+        while topic.bytes > config.cap_bytes:
+            front = topic.rows.front()
+            assert front is not None
+            live = list(front.live_indexes())
+            if topic.bytes - front.size >= config.cap_bytes:
+                _evict(topic, front, live, sizes=None)
+                continue
+            sizes = record_sizes(front)
+            over = topic.bytes - config.cap_bytes
+            taken = 0
+            for index in live:
+                taken += 1
+                over -= sizes[index]
+                if over <= 0:
+                    break
+            _evict(topic, front, live[:taken], sizes=sizes)
+
+
+def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> None:
+    topic.evicted_total += len(indexes)
+    topic.cap_seq = _lose(topic, row, indexes, sizes=sizes)
+
+
+def _lose(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> int:
+    """Take a prefix of the front row's live records away, against the reader's will; returns the last seq lost."""
+    last = row.first + indexes[-1]
+    topic.evict_floor = last + 1
+    row.skip = indexes[-1] + 1
+    topic.remove(row, indexes, sizes=sizes)
+    topic.trim_front()
+    return last
+
+
+def would_overflow(topic: Topic, *, records: int, size: int) -> bool:
+    """discard "reject": a write is refused if it would not fit, counting batches that are not readable yet."""
+    config = topic.config
+    return bool(
+        (config.cap_records and topic.count + topic.pending_records + records > config.cap_records)
+        or (config.cap_bytes and topic.bytes + topic.pending_bytes + size > config.cap_bytes)
+    )
+
+
+def never_fits(topic: Topic, *, records: int, size: int) -> bool:
+    config = topic.config
+    return bool(
+        (config.cap_records and records > config.cap_records) or (config.cap_bytes and size > config.cap_bytes)
+    )

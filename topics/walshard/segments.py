@@ -1,0 +1,192 @@
+"""Segments of a topic on disk, as the running shard sees them.
+
+Blocks are appended to a topic's open segment when its tail leaves the WAL; a full one is sealed, which writes its index.
+What a snapshot does not name does not count: blocks behind `data_bytes` are overwritten or cut off, and a segment that died
+is unlinked only after a snapshot without it. Delete flags change in memory first and on disk with the next checkpoint,
+before the WAL frame that asked for it may go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+from topics.storage.columns import Columns
+from topics.storage.format import DELETED, FILE_HEADER_BYTES
+from topics.storage.paths import index_path
+from topics.storage.segment import (
+    BlockEntry,
+    SegmentHeader,
+    SegmentIndex,
+    decode_index,
+    decode_segment_header,
+    decode_tag_page,
+    encode_index,
+    index_head_bytes,
+    read_block,
+    tag_rows,
+)
+from topics.storage.snapshot import SegmentState
+from topics.walshard.disk import Disk
+from topics.walshard.rows import Row
+
+
+class OpenFiles:
+    """Read descriptors of segments, the least recently used closed first."""
+
+    def __init__(self, disk: Disk, *, most: int = 256) -> None:
+        self.disk = disk
+        self._most = most
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def fd(self, path: str) -> int:
+        fd = self._fds.get(path)
+        if fd is None:
+            fd = self._fds[path] = self.disk.open(path)
+            if len(self._fds) > self._most:
+                self.disk.close(self._fds.popitem(last=False)[1])
+        else:
+            self._fds.move_to_end(path)
+        return fd
+
+    def forget(self, path: str) -> None:
+        if (fd := self._fds.pop(path, None)) is not None:
+            self.disk.close(fd)
+
+
+class Segment:
+    def __init__(self, path: str, header: SegmentHeader, files: OpenFiles) -> None:
+        self.path = path
+        self.header = header
+        self.first_seq = header.first_seq
+        self.last_seq = header.first_seq - 1
+        self.data_bytes = FILE_HEADER_BYTES
+        self.records = 0
+        self.sealed = False
+        self.flagged = False
+        self.blocks: list[BlockEntry] = []  # while open; a sealed segment keeps its table on disk
+        self.live_rows = 0
+        self.dirty: set[Row] = set()  # rows whose delete flags are not on disk yet
+        self._files = files
+
+    def state(self) -> SegmentState:
+        return SegmentState(self.first_seq, self.last_seq, self.data_bytes, self.sealed, self.flagged)
+
+    def add_block(self, entry: BlockEntry) -> Row:
+        self.blocks.append(entry)
+        self.last_seq = entry.last_seq
+        self.data_bytes = entry.end
+        self.records += entry.count
+        return self.row(entry)
+
+    def row(self, entry: BlockEntry) -> Row:
+        self.live_rows += 1
+        return Row(
+            first=entry.first_seq,
+            count=entry.count,
+            first_ts=entry.first_ts,
+            last_ts=entry.last_ts,
+            size=entry.bytes,
+            source=self,
+            offset=entry.offset,
+            length=entry.length,
+        )
+
+    # --- reading ---
+
+    def read_body(self, row: Row) -> bytes:
+        data = self._files.disk.read(self._files.fd(self.path), row.length, row.offset)
+        return read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body
+
+    def read_flags(self, entry: BlockEntry) -> bytes:
+        return self._files.disk.read(self._files.fd(self.path), entry.count, entry.flags_offset)
+
+    def index(self) -> SegmentIndex:
+        path = index_path(self.path)
+        fd = self._files.fd(path)
+        disk = self._files.disk
+        need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=path)
+        return decode_index(disk.read(fd, need, 0), path=path)
+
+    def seqs_with_tag(self, tag: str, *, prefix: bool) -> list[int]:
+        """From the tag pages of a sealed segment; the records may be dead."""
+        index = self.index()
+        places = index.pages_for_prefix(tag) if prefix else index.pages_for_tag(tag)
+        path = index_path(self.path)
+        found: list[int] = []
+        for offset, length in places:
+            data = self._files.disk.read(self._files.fd(path), length, offset)
+            for known, seqs in decode_tag_page(data, path=path):
+                if known == tag or (prefix and known.startswith(tag)):
+                    found.extend(seqs)
+        found.sort()
+        return found
+
+    # --- deletes ---
+
+    def flags_changed(self, row: Row) -> None:
+        self.flagged = True
+        self.dirty.add(row)
+
+    def release(self, row: Row) -> None:
+        self.live_rows -= 1
+
+    def write_flags(self, rows: list[tuple[int, bytes]]) -> None:
+        """(offset, flags) of dirty rows, durably. Runs on the mover's thread."""
+        disk = self._files.disk
+        fd = disk.open(self.path, write=True)
+        try:
+            for offset, flags in rows:
+                disk.write(fd, flags, offset)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+
+    def take_dirty(self) -> list[tuple[int, bytes]]:
+        rows = []
+        for row in self.dirty:
+            flags = row.flags or bytearray(row.count)
+            rows.append((row.offset + row.length, bytes(flag if flag == DELETED else 0 for flag in flags)))
+        self.dirty = set()
+        return rows
+
+    # --- sealing and dropping ---
+
+    def encode_index(self) -> bytes:
+        """Read the blocks back and build the index. Runs on the mover's thread."""
+        disk = self._files.disk
+        tagged = []
+        fd = disk.open(self.path)
+        try:
+            for entry in self.blocks:
+                if entry.tagged:
+                    data = disk.read(fd, entry.length, entry.offset)
+                    block = read_block(data, path=self.path, offset=entry.offset, salt=self.header.salt)
+                    tagged.append((entry.first_seq, Columns(block.body, count=entry.count, ts=entry.first_ts)))
+        finally:
+            disk.close(fd)
+        return encode_index(
+            topic_id=self.header.topic_id,
+            first_seq=self.first_seq,
+            last_seq=self.last_seq,
+            blocks=self.blocks,
+            tags=tag_rows(tagged),
+        )
+
+    def seal(self) -> None:
+        self.sealed = True
+        self.blocks = []
+
+    def unlink(self) -> None:
+        for path in (self.path, index_path(self.path)):
+            self._files.forget(path)
+            self._files.disk.unlink(path)
+
+
+def read_header(path: str, disk: Disk) -> SegmentHeader:
+    fd = disk.open(path)
+    try:
+        size = os.fstat(fd).st_size
+        return decode_segment_header(disk.read(fd, min(size, FILE_HEADER_BYTES), 0), path=path)
+    finally:
+        disk.close(fd)

@@ -1,0 +1,244 @@
+"""A topic in memory: its persisted fields, its index rows, and what is true of them now.
+
+Rules that hold between any two calls:
+  evict_floor <= earliest_seq <= head_seq + 1 <= next_seq
+  the front row, if there is one, has a live record; earliest_seq is its first
+  count and bytes are exact over live published records
+Only retention.py moves evict_floor; deletes never do. Everything persisted is in `state()`; the rest is rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from topics.storage.columns import Columns
+from topics.storage.config import TopicConfig
+from topics.storage.snapshot import KeyState, TopicState, encode_topic
+from topics.walshard.idempotency import IdempotencyKeys, Remembered
+from topics.walshard.rows import Row, RowList
+from topics.walshard.segments import Segment
+from topics.walshard.tags import TagIndex
+
+
+class Topic:
+    def __init__(self, *, id: int, name: str, config: TopicConfig, created_ms: int, ceiling: int) -> None:
+        # persisted
+        self.id = id
+        self.name = name
+        self.config = config
+        self.created_ms = created_ms
+        self.head_seq = 0  # the highest published seq
+        self.ceiling = ceiling
+        self.evict_floor = 1
+        self.cap_seq = 0
+        self.ttl_seq = 0
+        self.flushed_seq = 0
+        self.last_ts = 0
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.deleted_total = 0
+        self.evicted_total = 0
+        self.expired_total = 0
+        self.segments: list[Segment] = []
+        self.keys = IdempotencyKeys()
+        # runtime
+        self.next_seq = 1
+        self.rows = RowList()
+        self.count = 0
+        self.bytes = 0
+        self.pending = 0  # batches written but not published
+        self.pending_records = 0
+        self.pending_bytes = 0
+        self.tail_rows = 0  # rows whose bytes are in the WAL ...
+        self.tail_records = 0
+        self.tail_bytes = 0
+        self.tail_since_ms = 0  # ... and since when
+        self.tags: TagIndex | None = None
+        self.flushing = False
+        self.dropped = False
+        self.ceiling_lsn = 0  # the frame that promised `ceiling`; above it an acknowledgement waits for its sync
+        self._encoded: bytes | None = None
+
+    # --- what is true now ---
+
+    @property
+    def earliest_seq(self) -> int:
+        front = self.rows.front()
+        return self.head_seq + 1 if front is None else front.first_live()
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.config.durability == "ephemeral"
+
+    @property
+    def needs_sync(self) -> bool:
+        return self.config.durability == "fsync"
+
+    def tombstone_reason(self, from_seq: int) -> str:
+        """Why records after from_seq are gone; only meaningful below evict_floor."""
+        cap, ttl = self.cap_seq > from_seq, self.ttl_seq > from_seq
+        return "mixed" if cap and ttl else "ttl" if ttl else "cap"
+
+    def touched(self) -> None:
+        """A persisted field changed: the next snapshot encodes this topic again."""
+        self._encoded = None
+
+    # --- publishing ---
+
+    def publish(self, row: Row) -> None:
+        """Make a batch readable. Retention is the caller's next step."""
+        self.rows.append(row)
+        self.head_seq = row.last
+        self.count += row.live
+        self.bytes += row.size
+        self.last_ts = row.last_ts
+        self.last_write_ts = row.last_ts
+        if row.source is not None:
+            self.tail_rows += 1
+            self.tail_records += row.count
+            self.tail_bytes += row.length
+            if self.tail_rows == 1:
+                self.tail_since_ms = row.first_ts
+        if self.tags is not None:
+            columns = Columns(row.load(), count=row.count, ts=row.first_ts)
+            if columns.has_tags:
+                self.tags.add(row.first, columns.tags())
+        self._encoded = None
+
+    # --- removing ---
+
+    def release(self, row: Row) -> None:
+        """The row holds no live record any more: its file need not keep it, its bytes need not stay in memory."""
+        source = row.source
+        if source is not None:
+            if not isinstance(source, Segment):
+                self.tail_rows -= 1
+                self.tail_records -= row.count
+                self.tail_bytes -= row.length
+            source.release(row)
+        row.body = None
+        row.pieces = None
+
+    def trim_front(self) -> None:
+        while (front := self.rows.front()) is not None and front.live == 0:
+            self.rows.pop_front()
+        self._encoded = None
+
+    def remove(self, row: Row, indexes: Sequence[int], *, sizes: Sequence[int] | None) -> None:
+        """Take live records (by index, ascending) out of the counts; sizes None: they are all that is live."""
+        if len(indexes) == row.live:
+            removed = row.size
+        else:
+            if sizes is None:
+                sizes = record_sizes(row)
+            removed = sum(sizes[index] for index in indexes)
+        row.live -= len(indexes)
+        row.size -= removed
+        self.count -= len(indexes)
+        self.bytes -= removed
+        if row.live == 0:
+            self.release(row)
+
+    def delete_before(self, seq: int) -> int:
+        """Every live published record below seq."""
+        deleted = 0
+        while (front := self.rows.front()) is not None and front.first < seq:
+            indexes = [index for index in front.live_indexes() if front.first + index < seq]
+            if not indexes:
+                break
+            deleted += self._delete_in(front, indexes)
+            front.skip = max(front.skip, indexes[-1] + 1)
+            self.trim_front()
+        self.deleted_total += deleted
+        return deleted
+
+    def delete_seqs(self, seqs: Iterable[int]) -> int:
+        """These seqs (ascending), as far as they are live."""
+        deleted = 0
+        row: Row | None = None
+        indexes: list[int] = []
+        for seq in seqs:
+            if row is None or not row.first <= seq <= row.last:
+                if row is not None and indexes:
+                    deleted += self._delete_in(row, indexes)
+                row, indexes = self.rows.find(seq), []
+            if row is not None and row.live and row.is_live(seq - row.first):
+                indexes.append(seq - row.first)
+        if row is not None and indexes:
+            deleted += self._delete_in(row, indexes)
+        self.trim_front()
+        self.deleted_total += deleted
+        return deleted
+
+    def _delete_in(self, row: Row, indexes: list[int]) -> int:
+        for index in indexes:
+            row.mark_deleted(index)
+        row.pieces = None
+        if isinstance(row.source, Segment):
+            row.source.flags_changed(row)
+        self.remove(row, indexes, sizes=None)
+        return len(indexes)
+
+    # --- tags of what no sealed segment covers ---
+
+    def tail_tags(self) -> TagIndex:
+        if self.tags is None:
+            self.tags = TagIndex()
+            sealed = max((segment.last_seq for segment in self.segments if segment.sealed), default=0)
+            for row in self.rows.since(self.rows.position(sealed + 1)):
+                if row.live:
+                    columns = Columns(row.load(), count=row.count, ts=row.first_ts)
+                    if columns.has_tags:
+                        self.tags.add(row.first, columns.tags())
+        return self.tags
+
+    # --- the snapshot ---
+
+    def state(self) -> TopicState:
+        return TopicState(
+            id=self.id,
+            name=self.name,
+            config=self.config,
+            created_ms=self.created_ms,
+            head_seq=self.head_seq,
+            ceiling=self.ceiling,
+            floor=self.earliest_seq,
+            evict_floor=self.evict_floor,
+            cap_seq=self.cap_seq,
+            ttl_seq=self.ttl_seq,
+            flushed_seq=self.flushed_seq,
+            last_ts=self.last_ts,
+            last_write_ts=self.last_write_ts,
+            last_read_ts=self.last_read_ts,
+            deleted_total=self.deleted_total,
+            evicted_total=self.evicted_total,
+            expired_total=self.expired_total,
+            segments=[segment.state() for segment in self.segments],
+            keys=[KeyState(key, *remembered) for key, remembered in self.keys],
+        )
+
+    def encoded_state(self) -> bytes:
+        if self._encoded is None:
+            self._encoded = encode_topic(self.state())
+        return self._encoded
+
+    def restore(self, state: TopicState) -> None:
+        """Take over a snapshot's fields; rows and segments are recovery's work."""
+        self.head_seq = state.head_seq
+        self.next_seq = state.head_seq + 1
+        self.evict_floor = state.evict_floor
+        self.cap_seq = state.cap_seq
+        self.ttl_seq = state.ttl_seq
+        self.flushed_seq = state.flushed_seq
+        self.last_ts = state.last_ts
+        self.last_write_ts = state.last_write_ts
+        self.last_read_ts = state.last_read_ts
+        self.deleted_total = state.deleted_total
+        self.evicted_total = state.evicted_total
+        self.expired_total = state.expired_total
+        for key in state.keys:
+            self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
+
+
+def record_sizes(row: Row) -> list[int]:
+    return Columns(row.load(), count=row.count, ts=row.first_ts).sizes()
