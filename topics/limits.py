@@ -81,4 +81,4 @@ DISK_SYNC_MS = 250  # the disk class reaches the platter at most this much later
 TAIL_ROWS = 200_000  # index rows a shard keeps in the WAL before it moves them into segments
 WAL_BACKLOG_BYTES = 512 * MIB  # likewise in bytes: what recovery may have to replay
 CACHE_BYTES = 32 * MIB  # recent and recently read batches, per shard
-SEQ_RESERVE = 1_000_000  # seqs promised ahead on disk, so that none is reused after a power cut
+SEQ_RESERVE = 100_000  # seqs promised ahead on disk, so that none is reused after a power cut

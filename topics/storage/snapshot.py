@@ -57,6 +57,7 @@ class ShardState(msgspec.Struct, array_like=True):
     layout: int
     lsn: int  # the last frame this snapshot covers
     clock_ms: int  # the shard's clock, which never goes back
+    clean: bool  # written while stopping: nothing came after it
     topics: list[msgspec.Raw]  # each a TopicState, encoded: unchanged topics are not encoded again
 
 

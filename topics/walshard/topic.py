@@ -20,8 +20,18 @@ from topics.walshard.segments import Segment
 from topics.walshard.tags import TagIndex
 
 
+class Totals:
+    """Live records and bytes over all topics of a shard."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+
+
 class Topic:
-    def __init__(self, *, id: int, name: str, config: TopicConfig, created_ms: int, ceiling: int) -> None:
+    def __init__(
+        self, *, id: int, name: str, config: TopicConfig, created_ms: int, ceiling: int, totals: Totals
+    ) -> None:
         # persisted
         self.id = id
         self.name = name
@@ -42,6 +52,7 @@ class Topic:
         self.segments: list[Segment] = []
         self.keys = IdempotencyKeys()
         # runtime
+        self.totals = totals
         self.next_seq = 1
         self.rows = RowList()
         self.count = 0
@@ -56,7 +67,8 @@ class Topic:
         self.tags: TagIndex | None = None
         self.flushing = False
         self.dropped = False
-        self.ceiling_lsn = 0  # the frame that promised `ceiling`; above it an acknowledgement waits for its sync
+        self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
+        self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
         self._encoded: bytes | None = None
 
     # --- what is true now ---
@@ -89,8 +101,7 @@ class Topic:
         """Make a batch readable. Retention is the caller's next step."""
         self.rows.append(row)
         self.head_seq = row.last
-        self.count += row.live
-        self.bytes += row.size
+        self.add_live(row.live, row.size)
         self.last_ts = row.last_ts
         self.last_write_ts = row.last_ts
         if row.source is not None:
@@ -104,6 +115,12 @@ class Topic:
             if columns.has_tags:
                 self.tags.add(row.first, columns.tags())
         self._encoded = None
+
+    def add_live(self, records: int, size: int) -> None:
+        self.count += records
+        self.bytes += size
+        self.totals.records += records
+        self.totals.bytes += size
 
     # --- removing ---
 
@@ -134,8 +151,7 @@ class Topic:
             removed = sum(sizes[index] for index in indexes)
         row.live -= len(indexes)
         row.size -= removed
-        self.count -= len(indexes)
-        self.bytes -= removed
+        self.add_live(-len(indexes), -removed)
         if row.live == 0:
             self.release(row)
 

@@ -1,0 +1,23 @@
+"""Bodies of the WAL frames that are not batches. Both are msgpack arrays, so fields may only be added at the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.storage.config import TopicConfig
+
+
+class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
+    """A topic was created or configured; the frame's topic id is the instance."""
+
+    name: str
+    config: TopicConfig
+    created_ms: int
+    ceiling: int
+
+
+class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
+    """Records a client removed: all below a seq, or these seqs. Exactly one of the two is set."""
+
+    before_seq: int | None = None
+    seqs: list[int] | None = None

@@ -1,0 +1,53 @@
+"""Batches kept in memory: recent ones and recently read ones, within a bound, the oldest let go first."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from topics.walshard import render
+from topics.walshard.rows import Row
+
+
+class BatchCache:
+    def __init__(self, *, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._kept: deque[tuple[Row, int, bool]] = deque()  # row, bytes, whether it is the rendered form
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def keep_body(self, row: Row, body: bytes) -> None:
+        """A row without a source keeps its body for good; it is not ours to let go."""
+        row.body = body
+        if row.source is not None:
+            self._keep(row, len(body), False)
+
+    def body(self, row: Row) -> bytes:
+        if row.body is None:
+            self.keep_body(row, row.load())
+        assert row.body is not None
+        return row.body
+
+    def pieces(self, row: Row) -> list[bytes]:
+        if row.pieces is None:
+            if row.body is None and row.source is not None:
+                row.body = row.load()
+                row.pieces = render.default_pieces(row)
+                row.body = None  # the rendered form serves the next reader; the body would only double it
+            else:
+                row.pieces = render.default_pieces(row)
+            self._keep(row, sum(map(len, row.pieces)) + 64 * row.count, True)
+        return row.pieces
+
+    def _keep(self, row: Row, size: int, rendered: bool) -> None:
+        self._kept.append((row, size, rendered))
+        self._bytes += size
+        while self._bytes > self._most and self._kept:
+            old, freed, was_rendered = self._kept.popleft()
+            self._bytes -= freed
+            if was_rendered:
+                old.pieces = None
+            elif old.source is not None:
+                old.body = None

@@ -1,0 +1,132 @@
+"""Reading a topic from a cursor: which records, the tombstone, the next cursor, as JSON.
+
+In order per row: the floor and its tombstone, expiry (retention.py ran before), deletes, the window of `limit` records and
+`max_bytes`, the reader's own nodes. Everything examined advances the cursor, delivered or not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topics.actors.messages import Diff
+from topics.storage.columns import Columns
+from topics.walshard import render
+from topics.walshard.cache import BatchCache
+from topics.walshard.rows import Row
+from topics.walshard.topic import Topic
+
+
+class Tombstone(NamedTuple):
+    gap_from: int
+    gap_to: int
+    reason: str
+
+    def json(self, *, earliest_seq: int, head_seq: int) -> bytes:
+        missed = max(0, self.gap_to - self.gap_from + 1)
+        return (
+            b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+            % (self.gap_from, self.gap_to, self.reason.encode(), missed, earliest_seq, head_seq)
+        )
+
+
+class Reading(NamedTuple):
+    pieces: list[bytes]
+    next_from_seq: int
+    scanned: int
+    tombstone: Tombstone | None
+
+    @property
+    def found(self) -> bool:
+        """Whether there is anything to tell: a long poll waits until there is."""
+        return bool(self.pieces) or self.tombstone is not None
+
+
+def find_gap(topic: Topic, from_seq: int) -> Tombstone | None:
+    if from_seq > topic.head_seq:
+        return Tombstone(1, topic.head_seq, "recreated")
+    if from_seq + 1 < topic.evict_floor:
+        return Tombstone(from_seq + 1, topic.earliest_seq - 1, topic.tombstone_reason(from_seq))
+    return None
+
+
+def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
+    from_seq = request.from_seq
+    tombstone = find_gap(topic, from_seq)
+    if tombstone is not None:
+        from_seq = topic.earliest_seq - 1
+    nodes = frozenset(request.nodes) if request.nodes and topic.config.dedupe_node else None
+    plain = request.include_meta and not request.include_tags
+    pieces: list[bytes] = []
+    scanned = 0
+    budget = request.max_bytes
+    last = from_seq
+    rows = topic.rows
+    for row in rows.since(rows.position(from_seq + 1)):
+        if row.live == 0:
+            continue
+        room = request.limit - scanned
+        if room <= 0 or budget <= 0:
+            break
+        start = max(0, from_seq + 1 - row.first)
+        if plain:
+            rendered = cache.pieces(row)
+        else:
+            cache.body(row)
+            rendered = render.render(row, include_tags=request.include_tags, include_meta=request.include_meta)
+        if row.whole and start == 0 and row.count <= room and row.size <= budget:
+            taken: range | list[int] = range(row.count)
+            budget -= row.size
+        else:
+            taken = []
+            for index in row.live_indexes(start):
+                if len(taken) >= room or (budget <= 0 and (taken or scanned)):
+                    break
+                taken.append(index)
+                budget -= len(rendered[index])
+            if not taken:
+                continue
+        scanned += len(taken)
+        last = row.first + taken[-1]
+        if nodes is not None:
+            taken = _foreign(row, taken, nodes, cache)
+        if len(taken) == row.count:
+            pieces.extend(rendered)
+        else:
+            pieces.extend([rendered[index] for index in taken])
+        if len(taken) < row.count and scanned >= request.limit:
+            break
+    else:
+        last = topic.head_seq  # nothing live is left behind what was examined
+    return Reading(pieces, last, scanned, tombstone)
+
+
+def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache: BatchCache) -> range | list[int]:
+    """Those not written by the reader itself."""
+    columns = Columns(cache.body(row), count=row.count, ts=row.first_ts)
+    if not columns.has_nodes:
+        return indexes
+    origin = columns.nodes()
+    return [index for index in indexes if origin[index] not in nodes]
+
+
+def diff_json(topic: Topic, reading: Reading) -> bytes:
+    """A diff's answer up to its performance block, which the gateway adds."""
+    head, earliest, following = topic.head_seq, topic.earliest_seq, reading.next_from_seq
+    tombstone = (
+        reading.tombstone.json(earliest_seq=earliest, head_seq=head) if reading.tombstone is not None else b"null"
+    )
+    return b"".join(
+        (
+            b'{"topic":"%b","records":[' % topic.name.encode(),
+            b",".join(reading.pieces),
+            b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
+            % (
+                following,
+                head,
+                earliest,
+                b"true" if following == head else b"false",
+                tombstone,
+                head - following,
+            ),
+        )
+    )

@@ -1,0 +1,74 @@
+"""The thread that syncs the WAL, so that the serving loop never waits for the disk.
+
+At most one sync runs; what was written meanwhile is the next one: that is all the grouping there is. Files are synced in the
+order they were written. A sync that fails is never tried again: what the kernel did with those pages is unknown, so the
+shard stops and recovers.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from topics.walshard.disk import Disk
+
+
+class Synced(NamedTuple):
+    lsn: int
+    took_us: int
+    error: BaseException | None
+
+
+class Syncer:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._requests: queue.SimpleQueue[tuple[list[int], int] | None] = queue.SimpleQueue()
+        self._done: deque[Synced] = deque()
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.busy = False
+        self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
+        self._thread.start()
+
+    def request(self, fds: list[int], lsn: int) -> None:
+        """Sync these files; everything up to lsn is durable then. Only while not busy."""
+        self.busy = True
+        self._requests.put((fds, lsn))
+
+    def take(self) -> Synced | None:
+        """The outcome of the running sync, if it has ended."""
+        try:
+            os.eventfd_read(self.event_fd)
+        except BlockingIOError:
+            pass
+        if not self._done:
+            return None
+        self.busy = False
+        return self._done.popleft()
+
+    def wait(self) -> Synced:
+        """Block until the running sync has ended; for stopping and tests."""
+        while (done := self.take()) is None:
+            time.sleep(0.0005)
+        return done
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._thread.join()
+        os.close(self.event_fd)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            fds, lsn = request
+            started = time.perf_counter_ns()
+            error: BaseException | None = None
+            try:
+                for fd in fds:
+                    self._disk.sync(fd)
+            except OSError as failure:
+                error = failure
+            self._done.append(Synced(lsn, (time.perf_counter_ns() - started) // 1_000, error))
+            os.eventfd_write(self.event_fd, 1)

@@ -1,0 +1,190 @@
+"""The write-ahead log of a shard: preallocated files, frames staged in memory, one write per commit.
+
+Rules: frames get their lsn when staged; a commit writes all of them with one call or counts for nothing; what it
+did not write is forgotten and its lsns are used again. After a start the log goes on in a new file, so that nothing is ever
+written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row reads from it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from topics import limits
+from topics.errors import CorruptData
+from topics.storage.format import FILE_HEADER_BYTES, FrameType, frame_bytes
+from topics.storage.frames import WalHeader, decode_frame, encode_frame
+from topics.storage.paths import numbered_name
+from topics.walshard.disk import Disk, kill_point
+from topics.walshard.rows import Row
+
+
+class WalFile:
+    def __init__(self, path: str, header: WalHeader, disk: Disk, *, fd: int, size: int) -> None:
+        self.path = path
+        self.header = header
+        self.fd = fd
+        self.size = size
+        self.end = FILE_HEADER_BYTES  # where the next frame goes
+        self.last_lsn = 0
+        self.pins = 0  # rows that read from this file
+        self._disk = disk
+
+    def read_body(self, row: Row) -> bytes:
+        data = self._disk.read(self.fd, row.length, row.offset)
+        frame = decode_frame(data, 0, salt=self.header.salt)
+        if frame is None:
+            raise CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
+        return frame.body
+
+    def release(self, row: Row) -> None:
+        self.pins -= 1
+
+    def unlink(self) -> None:
+        self._disk.close(self.fd)
+        self._disk.unlink(self.path)
+
+
+class Wal:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        shard: int,
+        layout: int,
+        boot_id: bytes,
+        file_bytes: int,
+        next_lsn: int,
+        next_file_no: int,
+        recovered: list[WalFile],
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._shard = shard
+        self._layout = layout
+        self._boot_id = boot_id
+        self._file_bytes = file_bytes
+        self._next_lsn = next_lsn
+        self._next_file_no = next_file_no
+        self._staged: list[bytes] = []
+        self._staged_bytes = 0
+        self._staged_from = next_lsn
+        self.older = recovered  # files before the current one, oldest first
+        self.written_lsn = next_lsn - 1
+        self.synced_lsn = next_lsn - 1  # recovery synced what it read
+        self.frames = 0
+        self.batches = 0
+        self.bytes_written = 0
+        self.rotations = 0
+        self.current = self._new_file(0)
+
+    # --- staging ---
+
+    def fits(self, size: int, *, reserve: int = limits.WAL_RESERVE_BYTES) -> bool:
+        """Whether a frame of this size still goes into the current file, leaving the reserve alone."""
+        return self.current.end + self._staged_bytes + size + reserve <= self.current.size
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._staged)
+
+    def stage(
+        self,
+        type: FrameType,
+        *,
+        topic_id: int,
+        ts: int,
+        first_seq: int = 0,
+        count: int = 0,
+        body: bytes = b"",
+        key: bytes = b"",
+    ) -> tuple[WalFile, int, int, int]:
+        """Put a frame into the next commit; returns its file, offset, length and lsn."""
+        lsn = self._next_lsn
+        frame = encode_frame(
+            salt=self.current.header.salt,
+            type=type,
+            topic_id=topic_id,
+            first_seq=first_seq,
+            count=count,
+            ts=ts,
+            lsn=lsn,
+            synced=self.synced_lsn,
+            body=body,
+            key=key,
+        )
+        offset = self.current.end + self._staged_bytes
+        self._staged.append(frame)
+        self._staged_bytes += len(frame)
+        self._next_lsn = lsn + 1
+        return self.current, offset, len(frame), lsn
+
+    def write(self) -> None:
+        """Write all staged frames. If it fails none of them counts, and the error goes up."""
+        if not self._staged:
+            return
+        staged, size = self._staged, self._staged_bytes
+        data = staged[0] if len(staged) == 1 else b"".join(staged)
+        try:
+            self._disk.write(self.current.fd, data, self.current.end)
+        except BaseException:
+            self.discard()
+            raise
+        self.current.end += size
+        self.current.last_lsn = self.written_lsn = self._next_lsn - 1
+        self.frames += len(staged)
+        self.batches += 1
+        self.bytes_written += size
+        self._staged = []
+        self._staged_bytes = 0
+        self._staged_from = self._next_lsn
+
+    def discard(self) -> None:
+        self._staged = []
+        self._staged_bytes = 0
+        self._next_lsn = self._staged_from
+
+    # --- files ---
+
+    def rotate(self, size: int) -> None:
+        """Go on in a new file that has room for a frame of this size; DiskFull leaves the current one in place."""
+        assert not self._staged
+        fresh = self._new_file(size)
+        self.older.append(self.current)
+        self.current = fresh
+        self.rotations += 1
+
+    def _new_file(self, frame_size: int) -> WalFile:
+        size = max(self._file_bytes, FILE_HEADER_BYTES + frame_size + limits.WAL_RESERVE_BYTES)
+        header = WalHeader(
+            shard=self._shard,
+            layout=self._layout,
+            file_no=self._next_file_no,
+            salt=int.from_bytes(os.urandom(4), "little") | 1,
+            boot_id=self._boot_id,
+        )
+        path = os.path.join(self._folder, numbered_name(self._layout, self._next_file_no, "wal"))
+        fd = self._disk.create(path, size=size)
+        self._disk.write(fd, header.encode(), 0)
+        self._next_file_no += 1
+        kill_point("rotated")
+        return WalFile(path, header, self._disk, fd=fd, size=size)
+
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(file.end for file in self.older) + self.current.end
+
+    @property
+    def files(self) -> list[WalFile]:
+        return [*self.older, self.current]
+
+    def trim(self, *, covered_lsn: int) -> list[WalFile]:
+        """Files that nothing needs any more; the caller unlinks them."""
+        gone = []
+        while self.older and self.older[0].pins == 0 and self.older[0].last_lsn <= covered_lsn:
+            gone.append(self.older.pop(0))
+        return gone
+
+
+def append_frame_bytes(*, key: bytes, body: bytes) -> int:
+    return frame_bytes(key_len=len(key), body_len=len(body))
