@@ -1,0 +1,1 @@
+"""Processes that own state: how they are started, watched, replaced and connected."""

@@ -1,0 +1,140 @@
+"""The first code of a child process: `python -m topics.actors.child <control fd>`.
+
+It receives Boot, ties its life to the supervisor's, and runs one role. Rules: a child never outlives the
+supervisor (the kernel kills it, and end-of-file on the control channel ends it too); it ignores the
+signals a terminal or service manager sends to the whole group, because stopping has an order and the
+supervisor keeps it; it imports its role by name, so that this package knows no role.
+
+Crash: an exception that leaves the role is printed and ends the process with code 1; the supervisor does
+the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from topics.actors.context import EXIT_ORPHANED, Context
+from topics.actors.control import (
+    Boot,
+    Channel,
+    ChannelClosed,
+    LayoutCommitted,
+    LinkDown,
+    LinkUp,
+    Stop,
+    Stopped,
+)
+from topics.errors import TopicsError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main() -> None:
+    _leave_signals_to_supervisor()
+    _die_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel.sock.set_inheritable(False)
+    try:
+        boot, fds = channel.receive()
+    except ChannelClosed:
+        os._exit(EXIT_ORPHANED)
+    if not isinstance(boot, Boot):
+        raise TopicsError(f"the first control message was {type(boot).__name__}, not Boot")
+    # The supervisor may have died before the kernel knew that we want to follow it.
+    if os.getppid() != boot.supervisor_pid:
+        os._exit(EXIT_ORPHANED)
+    _name_process(boot.name)
+    channel.sock.setblocking(False)
+    try:
+        context = Context(boot, fds, channel)
+        context.beat()
+        run = importlib.import_module(boot.module).run
+        trio.run(_live, context, channel, run)
+    except BaseException:
+        sys.stderr.write(f"{boot.name} (pid {os.getpid()}) died of:\n{traceback.format_exc()}")
+        sys.stderr.flush()
+        os._exit(1)
+    # A thread that is still busy must not keep a finished process alive; nothing waits to be flushed.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+async def _live(context: Context, channel: Channel, run: Callable[[Context], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_beat, context)
+        nursery.start_soon(_obey, context, channel)
+        # Runs up to its first checkpoint before the tasks above begin: the role's callbacks are set by then.
+        await run(context)
+        nursery.cancel_scope.cancel()
+    try:
+        channel.send_nowait(Stopped())
+    except (ChannelClosed, BlockingIOError):
+        pass  # the exit itself says it too
+
+
+async def _beat(context: Context) -> None:
+    """From the trio loop on purpose: a loop that is stuck stops the heart, a slow thread does not."""
+    while True:
+        context.beat()
+        await trio.sleep(context.settings.heartbeat_ms / 1_000)
+
+
+async def _obey(context: Context, channel: Channel) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(channel.sock)
+        try:
+            message, fds = channel.receive()
+        except BlockingIOError:
+            continue
+        except ChannelClosed:
+            os._exit(EXIT_ORPHANED)
+        match message:
+            case LinkUp(grant):
+                context.link_up(grant, fds[0])
+            case LinkDown(peer):
+                context.link_down(peer)
+            case LayoutCommitted():
+                context.layout_committed()
+            case Stop():
+                context.stop()
+            case _:
+                raise TopicsError(f"unexpected control message {type(message).__name__}")
+
+
+def _leave_signals_to_supervisor() -> None:
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    # The supervisor blocked them before it spawned us, so that none could strike before this line.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+
+
+def _prctl(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(option, value, zero, zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
+def _name_process(name: str) -> None:
+    """What top and ps show; the kernel keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+if __name__ == "__main__":
+    main()

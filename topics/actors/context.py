@@ -1,0 +1,126 @@
+"""What a role gets to know about the process it runs in: its identity, settings, counters, bells and links.
+
+Rules for the role's `async run(context)`: set the callbacks before the first checkpoint, then none is
+missed, because the task that calls them starts only when the role yields. Callbacks are plain functions
+and must not block. Call ready() once it serves; while it recovers without yielding, call recovering() at
+least every second, which counts as a heartbeat. After on_stop finish the work and return.
+
+Crash: everything here is remade from the next Boot; links come back with a new generation.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from topics.actors.control import Boot, Channel, ChannelClosed, Failed, LinkGrant, Ready
+from topics.actors.link import Link
+from topics.actors.log import Log
+from topics.shm.counters import Board, State, Word
+from topics.shm.doorbell import Doorbell
+from topics.shm.region import Region
+
+EXIT_FAILED = 70  # the role called fail(): the supervisor must not start it again
+EXIT_ORPHANED = 71  # the supervisor is gone
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+class Context:
+    def __init__(self, boot: Boot, fds: list[int], channel: Channel) -> None:
+        self._channel = channel
+        self._regions: dict[str, Region] = {}
+        supply = iter(fds)
+        self.name = boot.name
+        self.index = boot.index
+        self.settings = boot.settings
+        self.layout = boot.layout
+        self.shards = boot.shards
+        self.shard_count = boot.shards
+        self.old_layout = boot.old_layout
+        self.old_shards = boot.old_shards
+        self.log = Log(boot.name, boot.settings.log)
+
+        self.board = Board.attach(next(supply), boot.board_size)
+        self.row = self.board.row(boot.name)
+        self.bells: dict[str, Doorbell] = {
+            name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name))
+            for name in boot.bells
+        }
+        self.bell = self.bells.pop(boot.name)
+        self.links: dict[str, Link] = {}
+        for grant in boot.links:
+            self._attach(grant, next(supply))
+        self.listener = socket.socket(fileno=next(supply)) if boot.listener else None
+        # Never read or closed: holding it keeps the data folder locked until this process is gone.
+        self._lock_fd = next(supply) if boot.holds_lock else -1
+
+        self.stopping = False
+        self.on_link_up: Callable[[str, Link], None] = _ignore
+        self.on_link_down: Callable[[str], None] = _ignore
+        self.on_layout_committed: Callable[[], None] = _ignore
+        self.on_stop: Callable[[], None] = _ignore
+
+    def beat(self) -> None:
+        self.row.words[Word.HEARTBEAT] = time.monotonic_ns()
+
+    def recovering(self, permille: int) -> None:
+        self.row.set(Word.STATE, State.RECOVERING)
+        self.row.set(Word.PROGRESS_PERMILLE, permille)
+        self.beat()
+
+    def ready(self) -> None:
+        self.row.set(Word.PROGRESS_PERMILLE, 1_000)
+        if not self.stopping:
+            self.row.set(Word.STATE, State.READY)
+        self._channel.send_nowait(Ready())
+
+    def fail(self, reason: str) -> NoReturn:
+        """End this process at once and for good: it is not started again until an operator has looked."""
+        try:
+            self._channel.send_nowait(Failed(reason))
+        except (ChannelClosed, BlockingIOError):
+            pass
+        os._exit(EXIT_FAILED)
+
+    # What follows is called by the control task in child.py.
+
+    def link_up(self, grant: LinkGrant, fd: int) -> None:
+        self.link_down(grant.peer)
+        link = self._attach(grant, fd)
+        self.on_link_up(grant.peer, link)
+
+    def link_down(self, peer: str) -> None:
+        if (link := self.links.pop(peer, None)) is None:
+            return
+        self.on_link_down(peer)
+        link.close()
+        self._regions.pop(peer).close()
+
+    def layout_committed(self) -> None:
+        self.old_layout = self.old_shards = None
+        self.on_layout_committed()
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.row.set(Word.STATE, State.STOPPING)
+        self.on_stop()
+
+    def _attach(self, grant: LinkGrant, fd: int) -> Link:
+        region = Region.attach(fd, grant.size)
+        region.close_fd()
+        link = Link(
+            grant.peer,
+            region.view,
+            side=grant.side,
+            generation=grant.generation,
+            bell=self.bells[grant.peer],
+        )
+        self._regions[grant.peer] = region
+        self.links[grant.peer] = link
+        return link

@@ -1,0 +1,140 @@
+"""The control channel between the supervisor and a child: small messages, and the fds that go with them.
+
+A SOCK_SEQPACKET pair: one message is one packet, file descriptors travel with it (SCM_RIGHTS), and when
+either side dies the other reads end-of-file. Orders and news only: nothing on the path of a request comes
+this way.
+
+    supervisor ──► child   Boot, LinkUp, LinkDown, LayoutCommitted, Stop
+    child ──► supervisor   Ready, Failed, Stopped
+
+Boot is the first packet. Its fds, in this order: the board, the bells in the order of `bells`, the links
+in the order of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+
+import msgspec
+
+from topics.errors import TopicsError
+from topics.settings import Settings
+
+MAX_MESSAGE_BYTES = 192 * 1024  # below the default socket buffer; a Boot for 80 processes is a twentieth
+MAX_FDS = 253  # the kernel's own bound; the largest process table needs about 150
+
+
+class LinkGrant(msgspec.Struct, frozen=True, kw_only=True):
+    peer: str
+    side: int
+    generation: int
+    size: int
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
+    name: str
+    module: str
+    index: int
+    supervisor_pid: int
+    settings: Settings
+    board_size: int
+    bells: list[str]
+    links: list[LinkGrant]
+    listener: bool
+    holds_lock: bool
+    layout: int
+    shards: int
+    old_layout: int | None = None
+    old_shards: int | None = None
+
+
+class LinkUp(msgspec.Struct, frozen=True, tag="link_up"):
+    link: LinkGrant
+
+
+class LinkDown(msgspec.Struct, frozen=True, tag="link_down"):
+    peer: str
+
+
+class LayoutCommitted(msgspec.Struct, frozen=True, tag="layout_committed"):
+    pass
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    pass
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Don't start me again: what is wrong needs an operator."""
+
+    reason: str
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    pass
+
+
+Message = Boot | LinkUp | LinkDown | LayoutCommitted | Stop | Ready | Failed | Stopped
+
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+class ChannelClosed(TopicsError):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end. Sends never block: a peer that lets its buffer fill up is not listening any more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    @staticmethod
+    def pair() -> tuple[Channel, socket.socket]:
+        """(the supervisor's end, the socket for the child)"""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        return Channel(ours), theirs
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send_nowait(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Raises ChannelClosed when the peer is gone, another OSError when the message can't be delivered."""
+        packet = msgspec.json.encode(message)
+        if len(packet) > MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:
+            raise OSError(errno.EMSGSIZE, f"control message of {len(packet)} bytes with {len(fds)} fds")
+        try:
+            if fds:
+                socket.send_fds(self.sock, [packet], fds, socket.MSG_DONTWAIT)
+            else:
+                self.sock.send(packet, socket.MSG_DONTWAIT)
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed("the other side of the control channel is gone") from None
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """The next message with its fds; BlockingIOError if there is none and the socket does not block."""
+        try:
+            packet, fds, flags, _ = socket.recv_fds(
+                self.sock, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            raise ChannelClosed("the other side of the control channel is gone") from None
+        if not packet:
+            raise ChannelClosed("the other side of the control channel is gone")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            # Out of file descriptors, most likely: what arrived is not what was sent.
+            for fd in fds:
+                os.close(fd)
+            raise TopicsError("a control message arrived cut short: raise the open files limit (ulimit -n)")
+        return _decoder.decode(packet), list(fds)
+
+    def close(self) -> None:
+        self.sock.close()

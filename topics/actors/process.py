@@ -1,0 +1,95 @@
+"""A child process from the supervisor's side: how it is spawned, told, killed and waited for.
+
+Rules: spawned from the main thread only, because the kernel's parent-death signal is tied to the thread
+that spawned; signals go through the pidfd, so that a reused pid is never hit; reaped once, after the
+pidfd says that every thread of it is gone, so that a successor never writes the same files at the same
+time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+import trio
+
+from topics.actors.child import GROUP_SIGNALS
+from topics.actors.control import Channel
+
+
+class ProcessSpec(msgspec.Struct, frozen=True):
+    """One line of the process table."""
+
+    name: str
+    module: str  # holds `async def run(context)`
+    index: int
+    listener: bool = False  # gets the listening socket
+    stores: bool = False  # writes the data folder: holds its lock, and takes part in a change of layout
+    stop_order: int = 0  # lower ones have stopped before higher ones are asked to
+
+
+class ChildProcess:
+    """One life of a child."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], pidfd: int, channel: Channel) -> None:
+        self._popen = popen
+        self._pidfd = pidfd
+        self.pid = popen.pid
+        self.channel = channel
+
+    @classmethod
+    def spawn(cls) -> ChildProcess:
+        """Start Python; what it is to be comes with Boot."""
+        channel, theirs = Channel.pair()
+        # Blocked until the child ignores them: Ctrl-C reaches the whole group, the newborn too.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "topics.actors.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        try:
+            return cls(popen, os.pidfd_open(popen.pid), channel)
+        except OSError:
+            channel.close()
+            popen.kill()
+            popen.wait()
+            raise
+
+    def kill(self) -> None:
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    async def wait_exit(self) -> None:
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    def reap(self) -> str:
+        """After wait_exit: how it ended, in words."""
+        code = self._popen.wait()
+        os.close(self._pidfd)
+        self.channel.close()
+        if code >= 0:
+            return f"exit code {code}"
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with our import path: the child must run the code that we run, wherever it was started from."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path}

@@ -1,0 +1,159 @@
+"""The life of a child as its supervisor sees it: one table, no IO, and a clock that is passed in.
+
+Rules: TRANSITIONS is the whole machine; a pair that is not in it can't happen, and IllegalEvent says so.
+A child that dies is started again at once, then after growing pauses; when it has been restarted as often
+as a minute allows and dies once more it stays down, and so does one that reports a failure which a
+restart would not mend. A child that hangs is killed, and its death is then treated like any other.
+
+    waiting ──START──► starting ──READY──► ready ──STOP──► stopping ──EXIT──► stopped
+                          ▲  │ EXIT          │ EXIT
+                          │  ▼               ▼
+                   START  └─ backoff ◄───────┘          (budget spent: failed)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from topics import limits
+from topics.errors import TopicsError
+
+WINDOW_S = 60.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0
+
+
+class Life(enum.Enum):
+    WAITING = "waiting"  # not started yet
+    STARTING = "starting"  # spawned, not ready
+    READY = "ready"
+    KILLED = "killed"  # it hung; its death is on the way
+    REFUSING = "refusing"  # it reported a failure that a restart would not mend; it is about to exit
+    BACKOFF = "backoff"
+    FAILED = "failed"  # stays down
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Event(enum.Enum):
+    START = "start"  # the supervisor spawns it
+    READY = "ready"  # it says that it serves
+    REFUSED = "refused"  # it says why it can't, and that trying again is no use
+    HUNG = "hung"  # its heart stopped, or it never began to beat
+    EXIT = "exit"  # the process is gone
+    STOP = "stop"  # the server is stopping
+    OVERDUE = "overdue"  # it was told to stop and has not
+
+
+class Action(enum.Enum):
+    NOTHING = "nothing"
+    KILL = "kill"
+    SEND_STOP = "send_stop"
+    RETRY = "retry"  # start again after `pause_s`
+    GIVE_UP = "give_up"
+    DONE = "done"  # it will not be started again, as wished
+
+
+class IllegalEvent(TopicsError):
+    """An event that can't happen in this state."""
+
+
+_RESTART_OR_GIVE_UP = (Life.BACKOFF, Action.RETRY)  # what the budget turns into (FAILED, GIVE_UP)
+
+TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
+    (Life.WAITING, Event.START): (Life.STARTING, Action.NOTHING),
+    (Life.WAITING, Event.STOP): (Life.STOPPED, Action.DONE),
+    #
+    (Life.STARTING, Event.READY): (Life.READY, Action.NOTHING),
+    (Life.STARTING, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.STARTING, Event.HUNG): (Life.KILLED, Action.KILL),
+    (Life.STARTING, Event.EXIT): _RESTART_OR_GIVE_UP,
+    (Life.STARTING, Event.STOP): (Life.STOPPING, Action.SEND_STOP),
+    #
+    (Life.READY, Event.READY): (Life.READY, Action.NOTHING),
+    (Life.READY, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.READY, Event.HUNG): (Life.KILLED, Action.KILL),
+    (Life.READY, Event.EXIT): _RESTART_OR_GIVE_UP,
+    (Life.READY, Event.STOP): (Life.STOPPING, Action.SEND_STOP),
+    # What it said before it was killed may be read after.
+    (Life.KILLED, Event.READY): (Life.KILLED, Action.NOTHING),
+    (Life.KILLED, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.KILLED, Event.HUNG): (Life.KILLED, Action.NOTHING),
+    (Life.KILLED, Event.EXIT): _RESTART_OR_GIVE_UP,
+    (Life.KILLED, Event.STOP): (Life.STOPPING, Action.NOTHING),
+    #
+    (Life.REFUSING, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.REFUSING, Event.READY): (Life.REFUSING, Action.NOTHING),
+    (Life.REFUSING, Event.HUNG): (Life.REFUSING, Action.KILL),
+    (Life.REFUSING, Event.EXIT): (Life.FAILED, Action.GIVE_UP),
+    (Life.REFUSING, Event.STOP): (Life.STOPPING, Action.NOTHING),
+    #
+    (Life.BACKOFF, Event.START): (Life.STARTING, Action.NOTHING),
+    (Life.BACKOFF, Event.STOP): (Life.STOPPED, Action.DONE),
+    #
+    (Life.FAILED, Event.STOP): (Life.FAILED, Action.NOTHING),
+    # The stop deadline rules alone here: writing the last snapshot may take longer than a heartbeat.
+    (Life.STOPPING, Event.READY): (Life.STOPPING, Action.NOTHING),
+    (Life.STOPPING, Event.REFUSED): (Life.STOPPING, Action.NOTHING),
+    (Life.STOPPING, Event.HUNG): (Life.STOPPING, Action.NOTHING),
+    (Life.STOPPING, Event.STOP): (Life.STOPPING, Action.NOTHING),
+    (Life.STOPPING, Event.OVERDUE): (Life.STOPPING, Action.KILL),
+    (Life.STOPPING, Event.EXIT): (Life.STOPPED, Action.DONE),
+    #
+    (Life.STOPPED, Event.STOP): (Life.STOPPED, Action.NOTHING),
+    (Life.STOPPED, Event.OVERDUE): (Life.STOPPED, Action.NOTHING),
+}
+
+ALIVE = frozenset({Life.STARTING, Life.READY, Life.KILLED, Life.REFUSING, Life.STOPPING})
+OVER = frozenset({Life.STOPPED, Life.FAILED})
+
+
+class RestartStatistics(msgspec.Struct, frozen=True):
+    life: Life
+    starts: int
+    restarts_in_window: int
+
+
+class ChildLife:
+    """One child's place in the table, and its restart budget."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, restarts_per_minute: int = limits.RESTARTS_PER_MINUTE
+    ) -> None:
+        self._clock = clock
+        self._budget = restarts_per_minute
+        self._restarts: deque[float] = deque()  # when, within the last minute
+        self.life = Life.WAITING
+        self.starts = 0
+        self.pause_s = 0.0
+
+    def handle(self, event: Event) -> Action:
+        try:
+            life, action = TRANSITIONS[self.life, event]
+        except KeyError:
+            raise IllegalEvent(f"{event.value} can't happen to a child that is {self.life.value}") from None
+        if action is Action.RETRY:
+            life, action = self._spend()
+        if event is Event.START:
+            self.starts += 1
+        self.life = life
+        return action
+
+    def _spend(self) -> tuple[Life, Action]:
+        """Take one restart from the budget, and set the pause before it."""
+        now = self._clock()
+        while self._restarts and self._restarts[0] <= now - WINDOW_S:
+            self._restarts.popleft()
+        spent = len(self._restarts)
+        if spent >= self._budget:
+            return Life.FAILED, Action.GIVE_UP
+        self.pause_s = 0.0 if spent == 0 else min(FIRST_PAUSE_S * 2.0 ** (spent - 1), LONGEST_PAUSE_S)
+        self._restarts.append(now)
+        return Life.BACKOFF, Action.RETRY
+
+    def statistics(self) -> RestartStatistics:
+        return RestartStatistics(self.life, self.starts, len(self._restarts))

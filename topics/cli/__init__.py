@@ -1,0 +1,1 @@
+"""The `topics` command: one file per verb."""

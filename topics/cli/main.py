@@ -1,0 +1,43 @@
+"""The `topics` command. Verbs are imported when they are called, so that none waits for the others'
+libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from topics import __version__
+
+# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>
+VERBS: dict[str, str] = {
+    "serve": "Run the server until it is told to stop.",
+    "ps": "Show the processes of a running server.",
+    "bench": "Measure this machine and print the numbers.",
+}
+
+
+class Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"topics.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="topics", message="%(prog)s %(version)s")
+def main() -> None:
+    """A persistent event engine for one machine behind a JSON HTTP API."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`topics ps`: the processes of a running server, read from its board without asking any of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import click
+import msgspec
+
+from topics import settings
+from topics.actors.datadir import read_lock_info
+from topics.actors.outside import open_board
+from topics.errors import TopicsError
+from topics.shm.counters import Row, State, Word
+
+
+class ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    uptime_ms: int | None
+    rss_bytes: int | None
+    progress_permille: int | None
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+    data_dir: str
+    version: str
+    processes: list[ProcessLine]
+
+
+@click.command()
+@click.option("--data-dir", help="Of the server to look at (TOPICS_DATA_DIR; default ./topics-data).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ps(data_dir: str | None, as_json: bool) -> None:
+    """Show the processes of a running server."""
+    folder = data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
+    try:
+        listing = look(folder)
+    except TopicsError as exc:
+        click.echo(f"topics: {exc}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(msgspec.json.encode(listing))
+    else:
+        _print(listing)
+
+
+def look(data_dir: str) -> Listing:
+    info = read_lock_info(data_dir)
+    board = open_board(info)
+    try:
+        lines = [_line(row) for row in board.rows()]
+    finally:
+        board.close()
+    return Listing(address=info.address, data_dir=data_dir, version=info.version, processes=lines)
+
+
+def _line(row: Row) -> ProcessLine:
+    pid = row[Word.PID]
+    state = row.state
+    return ProcessLine(
+        name=row.name,
+        pid=pid or None,
+        state=state.name.lower(),
+        restarts=row[Word.RESTARTS],
+        uptime_ms=max(time.time_ns() // 1_000_000 - row[Word.STARTED_MS], 0) if pid else None,
+        rss_bytes=_rss_bytes(pid) if pid else None,
+        progress_permille=row[Word.PROGRESS_PERMILLE] if state is State.RECOVERING else None,
+    )
+
+
+def _rss_bytes(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None
+
+
+def _print(listing: Listing) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    colours = {"ready": "green", "failed": "red", "backoff": "red", "stopped": "dim"}
+    table = Table(title=f"topics {listing.version} on {listing.address}, data in {listing.data_dir}")
+    table.add_column("name")
+    table.add_column("pid", justify="right")
+    table.add_column("state")
+    table.add_column("restarts", justify="right")
+    table.add_column("uptime", justify="right")
+    table.add_column("memory", justify="right")
+    for line in listing.processes:
+        state = line.state
+        if line.progress_permille is not None:
+            state = f"{state} {line.progress_permille / 10:.0f} %"
+        table.add_row(
+            line.name,
+            "" if line.pid is None else str(line.pid),
+            f"[{colours.get(line.state, 'yellow')}]{state}",
+            str(line.restarts),
+            "" if line.uptime_ms is None else uptime_text(line.uptime_ms),
+            "" if line.rss_bytes is None else f"{line.rss_bytes / 2**20:.1f} MiB",
+        )
+    Console().print(table)
+
+
+def uptime_text(uptime_ms: int) -> str:
+    """The two largest units: 3d 4h, 5m 2s."""
+    seconds = uptime_ms // 1_000
+    for unit, size, below, smaller in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit} {seconds % size // smaller}{below}"
+    return f"{seconds}s"

@@ -1,0 +1,86 @@
+"""`topics serve`: settings, the process table, and the supervisor that runs it.
+
+Exit codes: 0 stopped as asked; 1 stopped, but not everything went well; 2 refused to start, and stderr
+says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import click
+import trio
+
+from topics import __version__
+from topics.actors.datadir import DataDir, LockInfo
+from topics.actors.process import ProcessSpec
+from topics.actors.supervisor import Supervisor
+from topics.errors import SettingsError, StartRefused
+from topics.settings import Settings, from_environment
+
+EXIT_REFUSED = 2
+
+
+def process_table(settings: Settings) -> list[ProcessSpec]:
+    """Everything that runs beside the supervisor. Those who talk to clients stop first, shards last."""
+    return [
+        *(
+            ProcessSpec(f"gateway-{i}", "topics.gateway.process", i, listener=True, stop_order=0)
+            for i in range(settings.gateways)
+        ),
+        *(
+            ProcessSpec(f"shard-{i}", "topics.walshard.process", i, stores=True, stop_order=9)
+            for i in range(settings.wal_shards)
+        ),
+    ]
+
+
+def link_table(settings: Settings) -> list[tuple[str, str]]:
+    """Who talks to whom."""
+    shards = [f"shard-{i}" for i in range(settings.wal_shards)]
+    return [(f"gateway-{i}", shard) for i in range(settings.gateways) for shard in shards]
+
+
+@click.command()
+@click.option("--host", help="Address to listen on (TOPICS_HOST; default 127.0.0.1).")
+@click.option("--port", type=int, help="Port to listen on, 0 for a free one (TOPICS_PORT; default 4000).")
+@click.option("--data-dir", help="Where the data lives (TOPICS_DATA_DIR; default ./topics-data).")
+@click.option(
+    "--shards", type=int, help="Number of shards (TOPICS_WAL_SHARDS; default one per core, up to 8)."
+)
+def serve(host: str | None, port: int | None, data_dir: str | None, shards: int | None) -> None:
+    """Run the server until it is told to stop (Ctrl-C or SIGTERM).
+
+    Everything else is set by TOPICS_* variables; the options here win over theirs.
+    """
+    options = {
+        "TOPICS_HOST": host,
+        "TOPICS_PORT": port,
+        "TOPICS_DATA_DIR": data_dir,
+        "TOPICS_WAL_SHARDS": shards,
+    }
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    try:
+        settings = from_environment({**os.environ, **given})
+        code = _run(settings)
+    except (SettingsError, StartRefused) as exc:
+        click.echo(f"topics: {exc}", err=True)
+        sys.exit(EXIT_REFUSED)
+    sys.exit(code)
+
+
+def _run(settings: Settings) -> int:
+    claim = LockInfo(
+        pid=os.getpid(),
+        started_ms=time.time_ns() // 1_000_000,
+        host=settings.host,
+        version=__version__,
+    )
+    folder = DataDir.claim(settings.data_dir, claim)
+    try:
+        supervisor = Supervisor(settings, process_table(settings), link_table(settings), folder)
+        return trio.run(supervisor.run)
+    finally:
+        folder.close()

@@ -1,0 +1,221 @@
+"""The board: one row of words per process, in memory that everyone maps and anyone may read from outside.
+
+    0            1024         2048                      1024 * (1 + rows)
+    | header     | row 0      | row 1      | ...        |
+    | magic      | 128 words of 8 bytes, see TABLE; the last four hold the process name |
+    | version
+    | rows
+
+Rules: every word has one writer at a time, so plain loads and stores do, and a counter costs one item
+assignment. `supervisor` writes the words that TABLE gives to it, and the others only while the process is
+not alive. The one exception is SLEEPING (see doorbell.py). Readers see each word whole but no two words
+of the same instant.
+
+Crash: a row keeps its last values until the supervisor clears it for the next process of that name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from topics.errors import TopicsError
+from topics.shm.region import Region
+
+MAGIC: Final = 0x4452414F_42504F54  # "TOPBOARD"
+BOARD_VERSION: Final = 1
+ROW_WORDS: Final = 128
+ROW_BYTES: Final = ROW_WORDS * 8
+NAME_BYTES: Final = 32
+SYNC_BUCKET_COUNT: Final = 16
+
+
+class State(enum.IntEnum):
+    EMPTY = 0
+    STARTING = 1
+    RECOVERING = 2
+    READY = 3
+    STOPPING = 4
+    STOPPED = 5
+    FAILED = 6
+    BACKOFF = 7
+
+
+class Word:
+    """Positions in a row. Plain integers: an enum's members cost more to look up than the store itself."""
+
+    SLEEPING: Final = 0
+    PID: Final = 1
+    STATE: Final = 2
+    STARTED_MS: Final = 3
+    RESTARTS: Final = 4
+    GENERATION: Final = 5
+    HEARTBEAT: Final = 6
+    PROGRESS_PERMILLE: Final = 7
+
+    TOPICS: Final = 16
+    RECORDS_LIVE: Final = 17
+    BYTES_LIVE: Final = 18
+    REQUESTS: Final = 19
+    CONNECTIONS: Final = 20
+
+    RING_FULL: Final = 24
+    DOORBELLS: Final = 25
+    RING_DEPTH: Final = 26
+    RING_HIGH_WATER: Final = 27
+    OUTBOX_DEPTH: Final = 28
+    OUTBOX_HIGH_WATER: Final = 29
+
+    WAL_FRAMES: Final = 32
+    WAL_BATCHES: Final = 33
+    WAL_FSYNCS: Final = 34
+    WAL_BYTES: Final = 35
+    WAL_ROTATIONS: Final = 36
+    WAL_READ_ONLY: Final = 37
+    WAL_SYNC_US_SUM: Final = 38
+    SYNC_BUCKETS: Final = 48
+
+    NAME: Final = ROW_WORDS - NAME_BYTES // 8
+
+
+class WordInfo(msgspec.Struct, frozen=True):
+    index: int
+    name: str
+    writer: str
+    meaning: str
+    width: int = 1
+
+
+_S, _P, _ANY = "supervisor", "process", "any"
+
+TABLE: Final[tuple[WordInfo, ...]] = (
+    WordInfo(Word.SLEEPING, "sleeping", _ANY, "1 while the process waits for its bell"),
+    WordInfo(Word.PID, "pid", _S, "process id; 0 while there is none"),
+    WordInfo(Word.STATE, "state", _P, "a State"),
+    WordInfo(Word.STARTED_MS, "started_ms", _S, "wall clock at its last start"),
+    WordInfo(Word.RESTARTS, "restarts", _S, "starts after the first, since the server started"),
+    WordInfo(Word.GENERATION, "generation", _S, "which life of this name it is, from 1"),
+    WordInfo(Word.HEARTBEAT, "heartbeat", _P, "CLOCK_MONOTONIC in ns at its last beat; 0 before the first"),
+    WordInfo(Word.PROGRESS_PERMILLE, "progress_permille", _P, "how far recovery is"),
+    WordInfo(Word.TOPICS, "topics", _P, "topics it owns"),
+    WordInfo(Word.RECORDS_LIVE, "records_live", _P, "records neither deleted nor evicted"),
+    WordInfo(Word.BYTES_LIVE, "bytes_live", _P, "their accounted bytes"),
+    WordInfo(Word.REQUESTS, "requests", _P, "requests taken since it started"),
+    WordInfo(Word.CONNECTIONS, "connections", _P, "open client connections"),
+    WordInfo(Word.RING_FULL, "ring_full", _P, "messages refused because a ring and its outbox were full"),
+    WordInfo(Word.DOORBELLS, "doorbells", _P, "bells it rang"),
+    WordInfo(Word.RING_DEPTH, "ring_depth", _P, "bytes waiting in the rings to it, when it last looked"),
+    WordInfo(Word.RING_HIGH_WATER, "ring_high_water", _P, "the most bytes it saw in one of its rings"),
+    WordInfo(Word.OUTBOX_DEPTH, "outbox_depth", _P, "bytes waiting for room in the rings from it"),
+    WordInfo(Word.OUTBOX_HIGH_WATER, "outbox_high_water", _P, "the most that ever waited so"),
+    WordInfo(Word.WAL_FRAMES, "wal_frames", _P, "frames appended to the log"),
+    WordInfo(Word.WAL_BATCHES, "wal_batches", _P, "writes they went out in"),
+    WordInfo(Word.WAL_FSYNCS, "wal_fsyncs", _P, "completed syncs"),
+    WordInfo(Word.WAL_BYTES, "wal_bytes", _P, "bytes appended to the log"),
+    WordInfo(Word.WAL_ROTATIONS, "wal_rotations", _P, "log files begun after the first"),
+    WordInfo(Word.WAL_READ_ONLY, "wal_read_only", _P, "1 while the disk takes no appends"),
+    WordInfo(Word.WAL_SYNC_US_SUM, "wal_sync_us_sum", _P, "microseconds spent in syncs"),
+    WordInfo(Word.SYNC_BUCKETS, "sync_buckets", _P, "syncs by duration, see sync_bucket", SYNC_BUCKET_COUNT),
+    WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
+)
+
+# Upper bounds in microseconds of all sync buckets but the last, which has none.
+SYNC_BUCKET_US: Final = tuple(32 << i for i in range(SYNC_BUCKET_COUNT - 1))
+
+
+def sync_bucket(duration_us: int) -> int:
+    """The bucket that counts a sync of this duration: the first whose bound it does not exceed."""
+    return min(max((duration_us - 1).bit_length() - 5, 0) if duration_us > 0 else 0, SYNC_BUCKET_COUNT - 1)
+
+
+class Row:
+    """One process's words. `words` is for loops that can't afford the method call."""
+
+    __slots__ = ("name", "words")
+
+    def __init__(self, name: str, words: memoryview) -> None:
+        self.name = name
+        self.words = words
+
+    def __getitem__(self, word: int) -> int:
+        value: int = self.words[word]
+        return value
+
+    def set(self, word: int, value: int) -> None:
+        self.words[word] = value
+
+    def add(self, word: int, amount: int = 1) -> None:
+        self.words[word] += amount
+
+    def raise_to(self, word: int, value: int) -> None:
+        """For high-water marks."""
+        if value > self.words[word]:
+            self.words[word] = value
+
+    @property
+    def state(self) -> State:
+        return State(self.words[Word.STATE])
+
+    def clear(self) -> None:
+        """All words but the name to zero; only while no process of this name lives."""
+        for word in range(Word.NAME):
+            self.words[word] = 0
+
+
+class Board:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.words = region.view.cast("Q")
+        if region.size < ROW_BYTES or self.words[0] != MAGIC:
+            raise TopicsError("not a counter board")
+        if self.words[1] != BOARD_VERSION:
+            raise TopicsError(
+                f"counter board of version {self.words[1]}; this program reads {BOARD_VERSION}: "
+                "use the topics program that the server was started with"
+            )
+        self._rows: dict[str, Row] = {}
+        self._positions: dict[str, int] = {}
+        for number in range(1, self.words[2] + 1):
+            start = number * ROW_WORDS
+            words = self.words[start : start + ROW_WORDS]
+            name = words[Word.NAME :].tobytes().rstrip(b"\0").decode()
+            self._rows[name] = Row(name, words)
+            self._positions[name] = start
+
+    @classmethod
+    def create(cls, names: Iterable[str]) -> Board:
+        encoded = [name.encode() for name in names]
+        if len(set(encoded)) != len(encoded) or any(not 0 < len(name) <= NAME_BYTES for name in encoded):
+            raise ValueError(f"process names must differ and have 1 to {NAME_BYTES} bytes: {encoded}")
+        region = Region.create(ROW_BYTES * (1 + len(encoded)))
+        for number, name in enumerate(encoded, 1):
+            at = number * ROW_BYTES + Word.NAME * 8
+            region.view[at : at + len(name)] = name
+        with region.view.cast("Q") as header:
+            header[1] = BOARD_VERSION
+            header[2] = len(encoded)
+            header[0] = MAGIC
+        return cls(region)
+
+    @classmethod
+    def attach(cls, fd: int, size: int, *, writable: bool = True) -> Board:
+        return cls(Region.attach(fd, size, writable=writable))
+
+    def row(self, name: str) -> Row:
+        return self._rows[name]
+
+    def rows(self) -> list[Row]:
+        return list(self._rows.values())
+
+    def sleeping_index(self, name: str) -> int:
+        """Where in `words` the sleeping flag of a process stands: what its doorbell needs."""
+        return self._positions[name] + Word.SLEEPING
+
+    def close(self) -> None:
+        for row in self._rows.values():
+            row.words.release()
+        self.words.release()
+        self.region.close()
