@@ -1,0 +1,62 @@
+"""What is sent: exact sizes, valid JSON, the same record bytes to both sides, plans that add up."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from topics.bench import payload
+from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES
+from topics.bench.side import STREAMS, read_plans, spread
+
+
+@pytest.mark.parametrize("size", [RECORD_BYTES, STORED_RECORD_BYTES, 1_000])
+def test_records_have_their_size_and_differ(size: int) -> None:
+    made = payload.records(200, first=7, size=size)
+    assert {len(data) for data in made} == {size}
+    assert len({json.loads(data)["id"] for data in made}) == 200
+
+
+def test_a_record_too_small_for_its_fields_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least"):
+        payload.record(1, size=20)
+
+
+def test_an_append_is_one_whole_http_request() -> None:
+    batch = payload.records(3, first=0, size=80)
+    head, _, body = payload.http_append("bench-0", batch).partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v0/topics/bench-0?return_seqs=false HTTP/1.1\r\n")
+    assert b"Content-Length: %d" % len(body) in head
+    assert [record["data"] for record in json.loads(body)["records"]] == [json.loads(data) for data in batch]
+    assert b"return_seqs" not in payload.http_append("bench-0", batch[:1])
+
+
+def test_redis_gets_the_same_bytes() -> None:
+    (data,) = payload.records(1, first=0, size=80)
+    expected = b"*5\r\n$4\r\nXADD\r\n$7\r\nbench-0\r\n$1\r\n*\r\n$4\r\ndata\r\n$80\r\n" + data + b"\r\n"
+    assert payload.resp_append("bench-0", [data]) == expected
+    assert payload.resp_append("bench-0", [data] * 100) == expected * 100
+
+
+@pytest.mark.parametrize("connections", [1, 4, 16, 64])
+def test_connections_are_spread_over_the_streams(connections: int) -> None:
+    plans = spread(connections=connections, per_stream=4, requests=None)
+    streams = [{request // 4 for request in plan} for plan in plans]
+    assert all(len(one) == 1 for one in streams)
+    assert [one.pop() for one in streams] == [number % len(STREAMS) for number in range(connections)]
+    assert all(sorted(request % 4 for request in plan) == [0, 1, 2, 3] for plan in plans)
+
+
+@pytest.mark.parametrize("requests", [0, 1, 15, 16, 17, 1_000])
+def test_a_total_is_dealt_out_exactly(requests: int) -> None:
+    plans = spread(connections=16, per_stream=4, requests=requests)
+    sizes = [len(plan) for plan in plans]
+    assert sum(sizes) == requests
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_every_reader_reads_every_page_in_order() -> None:
+    plans = read_plans(connections=4, pages=10)
+    assert all(sorted(plan) == list(range(10)) for plan in plans)
+    assert len({plan[0] for plan in plans}) == 4
+    assert all((after - before) % 10 == 1 for plan in plans for before, after in pairwise(plan))

@@ -1,0 +1,13 @@
+"""topics bench: ours beside Redis Streams, on the same machine, in the same run.
+
+This package stands outside the server: it starts `topics serve` and `redis-server` as anybody would and
+talks to them over their sockets. It imports nothing of the server but errors, limits and settings, so
+that what it measures is what a client gets.
+"""
+
+from topics.errors import TopicsError
+
+
+class BenchFailed(TopicsError):
+    """A measurement that can't be trusted: a server that did not start, an answer that was no success,
+    a count that does not match what was acknowledged. A missed target is not a failure."""

@@ -1,0 +1,249 @@
+"""How a scenario is measured, and what comes out: one Line.
+
+Rules: fresh servers on fresh folders for every scenario; the two sides take turns in short slices and are
+never loaded at once; a slice begins when both are at rest, so that what one does in the background is not
+charged to the other; the figure of a side is the median of its slices. After the slices, each side must
+hold exactly what it acknowledged.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from topics.bench import BenchFailed, redis, tree
+from topics.bench.load import Job, Outcome, run_apart
+from topics.bench.ours import Ours
+from topics.bench.redis import Redis
+from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES, Scenario, Target
+from topics.bench.side import STREAMS, Side
+
+FILL_BATCH = 1_000
+FILL_PIPELINE = 100
+QUIET_S = 5.0
+IDLE_S = 5.0
+MB = 1_000_000
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    rounds: int = 3
+    seconds: float = 1.5  # of each slice
+    warm_s: float = 0.3
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """One side of one line."""
+
+    value: float
+    slices: list[float] = []
+    generator_cpu: float | None = None  # share of one core, median over the slices
+    server_cpu: float | None = None  # likewise; more than 1 is more than one core
+    p99_ms: float | None = None
+
+
+class Line(msgspec.Struct, kw_only=True):
+    name: str
+    title: str
+    unit: str
+    target: str
+    ours: Figures
+    theirs: Figures | None
+    ratio: float | None  # how many times better than theirs, whether more or less is better
+    met: bool | None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of them do not exceed."""
+    if not values:
+        raise BenchFailed("no measurement came out")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def rates(outcomes: Sequence[Outcome], *, records_per_request: int) -> Figures:
+    slices = [outcome.requests * records_per_request / outcome.wall_s for outcome in outcomes]
+    return _figures(outcomes, slices)
+
+
+def medians_ms(outcomes: Sequence[Outcome]) -> Figures:
+    slices = [statistics.median(outcome.times_ns or [0]) / 1e6 for outcome in outcomes]
+    figures = _figures(outcomes, slices)
+    figures.p99_ms = percentile([time_ns / 1e6 for o in outcomes for time_ns in o.times_ns], 0.99)
+    return figures
+
+
+def _figures(outcomes: Sequence[Outcome], slices: list[float]) -> Figures:
+    return Figures(
+        value=statistics.median(slices),
+        slices=slices,
+        generator_cpu=statistics.median(o.own_cpu_s / o.wall_s for o in outcomes),
+        server_cpu=statistics.median(o.watched_cpu_s / o.wall_s for o in outcomes),
+    )
+
+
+def line(scenario: Scenario, ours: Figures, theirs: Figures | None) -> Line:
+    their_value = theirs.value if theirs else None
+    target: Target = scenario.target
+    return Line(
+        name=scenario.name,
+        title=scenario.title,
+        unit=scenario.unit,
+        target=str(target),
+        ours=ours,
+        theirs=theirs,
+        ratio=target.times_better(ours=ours.value, theirs=their_value),
+        met=target.met(ours=ours.value, theirs=their_value),
+    )
+
+
+class Measurement:
+    """Runs scenarios one after the other; `tell` is called with a short text as it goes."""
+
+    def __init__(
+        self,
+        *,
+        pace: Pace,
+        tell: Callable[[str], None],
+        parent: Path | None = None,
+        with_redis: bool | None = None,
+        command: list[str] | None = None,
+    ) -> None:
+        self._pace = pace
+        self._tell = tell
+        self._parent = parent
+        self._with_redis = redis.present() if with_redis is None else with_redis
+        self._command = command
+
+    def run(self, scenario: Scenario) -> Line:
+        kinds: dict[str, Callable[[Scenario, list[Side]], list[Figures]]] = {
+            "append": self._append,
+            "read": self._read,
+            "latency": self._latency,
+            "recovery": self._recovery,
+            "memory": self._memory,
+            "idle": self._idle,
+        }
+        with ExitStack() as stack:
+            sides: list[Side] = []
+            for make in self._makers(scenario):
+                side = make()
+                stack.callback(side.close)
+                sides.append(side)
+                self._tell(f"starting {side.name}")
+                side.start()
+                side.declare()
+            figures = kinds[scenario.kind](scenario, sides)
+            return line(scenario, figures[0], figures[1] if len(figures) > 1 else None)
+
+    def _makers(self, scenario: Scenario) -> list[Callable[[], Side]]:
+        makers: list[Callable[[], Side]] = [
+            lambda: Ours(
+                durability=scenario.durability,
+                parent=self._parent,
+                spin_us=scenario.spin_us,
+                command=self._command,
+            )
+        ]
+        if self._with_redis:
+            fsync = scenario.durability == "fsync"
+            makers.append(lambda: Redis(policy="always" if fsync else "everysec", parent=self._parent))
+        return makers
+
+    # --- kinds -----------------------------------------------------------------------------------------
+    def _append(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        sizes = [scenario.batch, scenario.pipeline]
+        jobs = [
+            side.append_job(connections=scenario.connections, batch=size, record_bytes=RECORD_BYTES)
+            for side, size in zip(sides, sizes, strict=False)
+        ]
+        taken = self._take_turns(sides, jobs)
+        for side, size, outcomes in zip(sides, sizes, taken, strict=False):
+            _check_stored(side, sum(outcome.acknowledged for outcome in outcomes) * size)
+        return [
+            rates(outcomes, records_per_request=size) for outcomes, size in zip(taken, sizes, strict=False)
+        ]
+
+    def _latency(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        jobs = [
+            side.append_job(connections=1, batch=1, record_bytes=RECORD_BYTES, timed=True) for side in sides
+        ]
+        taken = self._take_turns(sides, jobs)
+        for side, outcomes in zip(sides, taken, strict=True):
+            _check_stored(side, sum(outcome.acknowledged for outcome in outcomes))
+        return [medians_ms(outcomes) for outcomes in taken]
+
+    def _read(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        for side in sides:
+            self._fill(side, scenario.records * len(STREAMS), record_bytes=RECORD_BYTES)
+        jobs = [side.read_job(connections=scenario.connections, limit=scenario.batch) for side in sides]
+        taken = self._take_turns(sides, jobs)
+        return [rates(outcomes, records_per_request=scenario.batch) for outcomes in taken]
+
+    def _recovery(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        figures = []
+        for side in sides:
+            self._fill(side, scenario.records, record_bytes=STORED_RECORD_BYTES)
+            side.crash()
+            self._tell(f"{side.name}: killed, starting again")
+            seconds = side.start()
+            _check_stored(side, scenario.records)
+            side.stop()
+            figures.append(Figures(value=seconds))
+        return figures
+
+    def _memory(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        figures = []
+        for side in sides:
+            self._fill(side, scenario.records, record_bytes=STORED_RECORD_BYTES)
+            tree.wait_quiet(side.processes(), most_s=30.0)
+            figures.append(Figures(value=tree.memory_bytes(side.processes()) / MB))
+            side.stop()
+        return figures
+
+    def _idle(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        figures = []
+        for side in sides:
+            processes = side.processes()
+            tree.wait_quiet(processes, most_s=QUIET_S)
+            self._tell(f"{side.name}: watching {len(processes)} processes at rest")
+            before, began = tree.fine_cpu_s(processes), time.monotonic()
+            time.sleep(IDLE_S)
+            used, wall = tree.fine_cpu_s(processes) - before, time.monotonic() - began
+            figures.append(Figures(value=100 * used / wall))
+        return figures
+
+    # --- parts -----------------------------------------------------------------------------------------
+    def _take_turns(self, sides: list[Side], jobs: list[Job]) -> list[list[Outcome]]:
+        taken: list[list[Outcome]] = [[] for _ in sides]
+        for number in range(self._pace.rounds):
+            turn = list(enumerate(sides))
+            # The side that goes first changes, so that neither always has the warmer machine.
+            for index, side in turn if number % 2 == 0 else turn[::-1]:
+                for each in sides:
+                    tree.wait_quiet(each.processes(), most_s=QUIET_S)
+                self._tell(f"round {number + 1} of {self._pace.rounds}: {side.name}")
+                job = msgspec.structs.replace(
+                    jobs[index], warm_s=self._pace.warm_s, seconds=self._pace.seconds
+                )
+                taken[index].append(run_apart(job))
+        return taken
+
+    def _fill(self, side: Side, records: int, *, record_bytes: int) -> None:
+        self._tell(f"{side.name}: storing {records:,} records")
+        batch = FILL_PIPELINE if isinstance(side, Redis) else FILL_BATCH
+        job = side.append_job(
+            connections=len(STREAMS), batch=batch, record_bytes=record_bytes, requests=records // batch
+        )
+        run_apart(job)
+        _check_stored(side, records)
+
+
+def _check_stored(side: Side, acknowledged: int) -> None:
+    stored = side.stored()
+    if stored != acknowledged:
+        raise BenchFailed(f"{side.name} acknowledged {acknowledged:,} records and holds {stored:,}")

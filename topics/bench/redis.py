@@ -1,0 +1,169 @@
+"""The peer: Debian's redis-server with an append-only file, spoken to in its own protocol.
+
+It runs at its best: no snapshots, and no rewriting of the append-only file while a measurement runs (its
+default at 64 MB, which would also disturb the other side's turn).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Literal
+
+from topics.bench import BenchFailed, payload
+from topics.bench.load import Job
+from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
+
+Value = int | bytes | list["Value"] | None
+Policy = Literal["everysec", "always"]
+
+
+def present() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+def parse(data: bytes, at: int = 0) -> tuple[Value, int] | None:
+    """One reply and where it ends; None when it is not all there. An error reply is raised."""
+    line_end = data.find(b"\r\n", at)
+    if line_end < 0:
+        return None
+    kind, text, after = data[at : at + 1], data[at + 1 : line_end], line_end + 2
+    if kind == b"-":
+        raise BenchFailed(f"Redis: {text.decode(errors='replace')}")
+    if kind == b"+":
+        return text, after
+    if kind == b":":
+        return int(text), after
+    if kind == b"$":
+        size = int(text)
+        if size < 0:
+            return None, after
+        return (data[after : after + size], after + size + 2) if len(data) >= after + size + 2 else None
+    if kind != b"*":
+        raise BenchFailed(f"not a Redis reply: {data[at : at + 60]!r}")
+    values: list[Value] = []
+    for _ in range(int(text)):
+        found = parse(data, after)
+        if found is None:
+            return None
+        value, after = found
+        values.append(value)
+    return values, after
+
+
+class Redis(Side):
+    name = "redis"
+
+    def __init__(self, *, policy: Policy, parent: Path | None = None) -> None:
+        super().__init__(parent=parent)
+        self._policy = policy
+        self._control: socket.socket | None = None
+
+    def start(self) -> float:
+        # Fact: Redis takes no port 0. Somebody could take the port between here and there: it then ends
+        # while starting, and the run says so.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command += ["--save", "", "--appendonly", "yes", "--appendfsync", self._policy]
+        command += ["--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]
+        return self._spawn(command, dict(os.environ), self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            return self._call(b"PING")[0] == b"PONG"
+        except (OSError, BenchFailed):  # not listening yet, or still loading its file
+            self._hang_up()
+            return False
+
+    def _call(self, *words: bytes) -> tuple[Value, int]:
+        """One command: its reply, and the size of the reply in bytes."""
+        if self._control is None:
+            self._control = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        self._control.sendall(payload.resp(*words))
+        data = b""
+        while (found := parse(data)) is None:
+            chunk = self._control.recv(1 << 20)
+            if not chunk:
+                raise BenchFailed(f"Redis closed the connection after {words[0]!r}")
+            data += chunk
+        return found
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def crash(self) -> None:
+        self._hang_up()
+        super().crash()
+
+    def stop(self) -> None:
+        self._hang_up()
+        super().stop()
+
+    def append_job(
+        self,
+        *,
+        connections: int,
+        batch: int,
+        record_bytes: int,
+        requests: int | None = None,
+        timed: bool = False,
+    ) -> Job:
+        made = []
+        for number, stream in enumerate(STREAMS):
+            for variant in range(VARIANTS):
+                first = (number * VARIANTS + variant) * batch
+                made.append(
+                    payload.resp_append(stream, payload.records(batch, first=first, size=record_bytes))
+                )
+        return Job(
+            port=self.port,
+            requests=made,
+            plans=spread(connections=connections, per_stream=VARIANTS, requests=requests),
+            replies="pipeline",
+            depth=batch,
+            once=requests is not None,
+            timed=timed,
+            watch=self.processes(),
+        )
+
+    def read_job(self, *, connections: int, limit: int) -> Job:
+        stream = STREAMS[0]
+        made: list[bytes] = []
+        sizes: list[int] = []
+        start = b"-"
+        for _ in range(self._length(stream) // limit):
+            entries, size = self._call(b"XRANGE", stream.encode(), start, b"+", b"COUNT", b"%d" % limit)
+            if not isinstance(entries, list) or len(entries) != limit:
+                raise BenchFailed(f"XRANGE from {start!r} did not give {limit} entries")
+            made.append(payload.resp_range(stream, start=start, count=limit))
+            sizes.append(size)
+            start = b"(" + _entry_id(entries[-1])
+        return Job(
+            port=self.port,
+            requests=made,
+            plans=read_plans(connections=connections, pages=len(made)),
+            replies="sized",
+            sizes=sizes,
+            watch=self.processes(),
+        )
+
+    def stored(self) -> int:
+        return sum(self._length(stream) for stream in STREAMS)
+
+    def _length(self, stream: str) -> int:
+        length, _ = self._call(b"XLEN", stream.encode())
+        if not isinstance(length, int):
+            raise BenchFailed(f"XLEN answered {length!r}")
+        return length
+
+
+def _entry_id(entry: Value) -> bytes:
+    if isinstance(entry, list) and entry and isinstance(entry[0], bytes):
+        return entry[0]
+    raise BenchFailed(f"not a stream entry: {entry!r}")

@@ -1,0 +1,180 @@
+"""What is measured: one row per line of the table, with its target.
+
+A target is a ratio to Redis Streams in the same run, or a bound of our own figure. The rows are data; how a
+kind of row is measured stands in measure.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+RECORD_BYTES = 80
+STORED_RECORD_BYTES = 100
+READ_TOPIC_RECORDS = 100_000
+PIPELINE = 100  # Redis's batch: deeper ones gain it nothing
+
+Kind = Literal["append", "read", "latency", "recovery", "memory", "idle"]
+Unit = Literal["records/s", "ms", "s", "MB", "% of a core"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Either `ratio` (ours over theirs, at least) or `most` (ours, in the row's unit, at most)."""
+
+    ratio: float | None = None
+    most: float | None = None
+
+    def met(self, *, ours: float | None, theirs: float | None) -> bool | None:
+        """None: could not be decided, because a figure is missing."""
+        if ours is None:
+            return None
+        if self.most is not None:
+            return ours <= self.most
+        times = self.times_better(ours=ours, theirs=theirs)
+        return None if times is None or self.ratio is None else times >= self.ratio
+
+    def times_better(self, *, ours: float, theirs: float | None) -> float | None:
+        """More is better for a rate, less for a bound."""
+        above, below = (ours, theirs) if self.most is None else (theirs, ours)
+        return above / below if above and below else None
+
+    def __str__(self) -> str:
+        return f"≤ {self.most:g}" if self.most is not None else f"≥ {self.ratio:g}x"
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    title: str
+    kind: Kind
+    unit: Unit
+    target: Target
+    connections: int = 1
+    batch: int = 1  # records per request of ours
+    pipeline: int = 1  # XADDs per pipeline of theirs
+    durability: Literal["disk", "fsync"] = "disk"
+    records: int = 0  # stored before the measurement
+    spin_us: int | None = None
+    only_full: bool = False
+
+
+def _append(
+    name: str, title: str, *, ratio: float, batch: int, connections: int, durability: Literal["disk", "fsync"]
+) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind="append",
+        unit="records/s",
+        target=Target(ratio=ratio),
+        connections=connections,
+        batch=batch,
+        pipeline=1 if batch == 1 else PIPELINE,
+        durability=durability,
+    )
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    _append(
+        "append-1000",
+        "append, batches of 1,000, disk, 16 connections",
+        ratio=4,
+        batch=1_000,
+        connections=16,
+        durability="disk",
+    ),
+    _append(
+        "append-100",
+        "append, batches of 100, disk, 16 connections",
+        ratio=3,
+        batch=100,
+        connections=16,
+        durability="disk",
+    ),
+    _append(
+        "append-100-fsync",
+        "append, batches of 100, fsync, 16 connections",
+        ratio=2,
+        batch=100,
+        connections=16,
+        durability="fsync",
+    ),
+    Scenario(
+        name="diff-1000",
+        title="diff of 1,000 records, 4 connections",
+        kind="read",
+        unit="records/s",
+        target=Target(ratio=1.5),
+        connections=4,
+        batch=1_000,
+        pipeline=1_000,
+        records=READ_TOPIC_RECORDS,
+    ),
+    _append(
+        "append-1-c16",
+        "append, one record, disk, 16 connections",
+        ratio=0.5,
+        batch=1,
+        connections=16,
+        durability="disk",
+    ),
+    _append(
+        "append-1-c64",
+        "append, one record, disk, 64 connections",
+        ratio=0.5,
+        batch=1,
+        connections=64,
+        durability="disk",
+    ),
+    _append(
+        "append-1-fsync",
+        "append, one record, fsync, 16 connections",
+        ratio=0.8,
+        batch=1,
+        connections=16,
+        durability="fsync",
+    ),
+    Scenario(
+        name="latency",
+        title="one connection, one record, disk: median, no spinning",
+        kind="latency",
+        unit="ms",
+        target=Target(most=0.35),
+        spin_us=0,
+    ),
+    Scenario(
+        name="latency-spin",
+        title="one connection, one record, disk: median, spinning",
+        kind="latency",
+        unit="ms",
+        target=Target(most=0.15),
+        spin_us=50,
+    ),
+    Scenario(
+        name="recovery",
+        title="ready again after kill -9, 1 M records of 100 bytes",
+        kind="recovery",
+        unit="s",
+        target=Target(most=4),
+        records=1_000_000,
+    ),
+    Scenario(
+        name="memory",
+        title="memory of all processes, 5 M records of 100 bytes",
+        kind="memory",
+        unit="MB",
+        target=Target(most=500),
+        records=5_000_000,
+        only_full=True,
+    ),
+    Scenario(
+        name="idle",
+        title="processor time of all processes at rest",
+        kind="idle",
+        unit="% of a core",
+        # One clock tick of 10 ms in the 5 s that are watched: less is not measurable by the usual tools.
+        target=Target(most=0.2),
+    ),
+)
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
