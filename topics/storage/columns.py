@@ -140,8 +140,12 @@ class Columns:
         return sizes
 
     @property
-    def data_column(self) -> bytes:
-        return self._data
+    def size(self) -> int:
+        """The sum of sizes(), without looking at each record."""
+        size = len(self._data) - (self.count - 1) + self.count * RECORD_OVERHEAD
+        if self._metas:
+            size += sum(len(meta) for meta in self.metas() if meta is not None)
+        return size
 
 
 def _raws(column: bytes) -> list[bytes | None]:

@@ -245,7 +245,7 @@ class Engine:
                 self._expire_keys(topic, now)
                 found = topic.keys.find(request.key, now_ms=now, window_ms=topic.config.idempotency_window_ms)
                 if found is not None:
-                    return self._deduplicated(topic, found, reply_to, correlation)
+                    return self._deduplicated(topic, request.key, found, reply_to, correlation)
             config = topic.config
             if config.discard == "reject" and (config.cap_records or config.cap_bytes):
                 self._refuse_overflow(topic, request, now)
@@ -308,7 +308,9 @@ class Engine:
     def _expire_keys(self, topic: Topic, now: int) -> None:
         topic.keys.expire(now_ms=now, window_ms=topic.config.idempotency_window_ms)
 
-    def _deduplicated(self, topic: Topic, found: Remembered, reply_to: ReplyTo, correlation: int) -> bytes | None:
+    def _deduplicated(
+        self, topic: Topic, key: str, found: Remembered, reply_to: ReplyTo, correlation: int
+    ) -> bytes | None:
         """Answer a retry with what the first write got, but not before that one is as durable as promised."""
 
         def answer(fsync_us: int) -> bytes:
@@ -317,15 +319,14 @@ class Engine:
             return messages.pack(Op.APPEND, correlation, result)
 
         self.commit()
-        if topic.keys_lost(found):
-            raise _storage_full()
+        if key not in topic.keys:
+            raise _storage_full()  # the first write was in this very commit, and it failed
         if found.first_seq > topic.head_seq:
             self._wait_for_sync(reply_to, answer)
             return None
         return answer(0)
 
     def _refuse_overflow(self, topic: Topic, request: messages.Append, now: int) -> None:
-        self.commit()
         retention.expire(topic, now_ms=now)
         config = topic.config
         detail = {

@@ -24,6 +24,9 @@ class IdempotencyKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
     def __iter__(self) -> Iterator[tuple[str, Remembered]]:
         return iter(self._keys.items())
 

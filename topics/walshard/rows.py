@@ -152,12 +152,15 @@ class RowList:
         return self._rows[at]
 
     def replace(self, old: list[Row], new: list[Row]) -> None:
-        """Put `new` where the still present rows of `old` (contiguous, in order) stand."""
+        """Put `new` where the rows of `old` (neighbours, in order) stand, as far as they still do."""
         present = [row for row in old if self.find(row.first) is row]
         if present:
             at = bisect_right(self._firsts, present[0].first, lo=self._start) - 1
             self._rows[at : at + len(present)] = new
             self._firsts[at : at + len(present)] = [row.first for row in new]
 
-    def remove(self, rows: list[Row]) -> None:
-        self.replace(rows, [])
+    def compact(self) -> None:
+        """Let go of rows without a live record."""
+        self._rows = [row for row in self._rows[self._start :] if row.live]
+        self._firsts = [row.first for row in self._rows]
+        self._start = 0

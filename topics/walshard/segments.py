@@ -152,13 +152,13 @@ class Segment:
 
     # --- sealing and dropping ---
 
-    def encode_index(self) -> bytes:
-        """Read the blocks back and build the index. Runs on the mover's thread."""
+    def encode_index(self, blocks: list[BlockEntry]) -> bytes:
+        """Read the tagged blocks back and build the index. Runs on the mover's thread."""
         disk = self._files.disk
         tagged = []
         fd = disk.open(self.path)
         try:
-            for entry in self.blocks:
+            for entry in blocks:
                 if entry.tagged:
                     data = disk.read(fd, entry.length, entry.offset)
                     block = read_block(data, path=self.path, offset=entry.offset, salt=self.header.salt)
@@ -168,8 +168,8 @@ class Segment:
         return encode_index(
             topic_id=self.header.topic_id,
             first_seq=self.first_seq,
-            last_seq=self.last_seq,
-            blocks=self.blocks,
+            last_seq=blocks[-1].last_seq,
+            blocks=blocks,
             tags=tag_rows(tagged),
         )
 

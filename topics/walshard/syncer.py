@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import threading
 import time
 from collections import deque
@@ -52,7 +53,7 @@ class Syncer:
     def wait(self) -> Synced:
         """Block until the running sync has ended; for stopping and tests."""
         while (done := self.take()) is None:
-            time.sleep(0.0005)
+            select.select([self.event_fd], [], [])
         return done
 
     def close(self) -> None:

@@ -1,0 +1,389 @@
+"""Moves payloads from the WAL into segments, writes snapshots, and lets go of WAL files. All disk work is on one thread.
+
+One job at a time: a flush of one topic, or a checkpoint (delete flags, then the snapshot, then what it made useless). The
+serving loop plans a job, the thread does the IO, the loop takes the result in. Until it does, nothing has changed; a crash
+before the next snapshot leaves blocks that nobody names, and they are written again.
+
+Flushing waits for a quiet moment: it costs the serving loop cycles and the disk a second write. It stops waiting when the WAL
+holds more than recovery should have to replay.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topics import limits
+from topics.settings import Settings
+from topics.storage.columns import Columns, coalesce
+from topics.storage.format import frame_bytes
+from topics.storage.paths import index_path, numbered_name, segment_name, topic_dir
+from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
+from topics.storage.snapshot import ShardState, encode_snapshot
+from topics.walshard.disk import Disk, kill_point
+from topics.walshard.engine import Engine
+from topics.walshard.rows import Row
+from topics.walshard.segments import OpenFiles, Segment
+from topics.walshard.topic import Topic
+from topics.walshard.wal import WalFile
+
+
+class _Block(NamedTuple):
+    """Planned: neighbouring rows that become one block."""
+
+    segment: Segment
+    rows: list[Row]
+    seals: bool  # the last block of its segment
+
+
+class _Moved(NamedTuple):
+    block: _Block
+    entry: BlockEntry
+    flags: bytes | None
+
+
+class Mover:
+    def __init__(
+        self,
+        engine: Engine,
+        disk: Disk,
+        files: OpenFiles,
+        *,
+        settings: Settings,
+        shard: int,
+        layout: int,
+        folder: str,
+        next_snapshot_no: int,
+        snapshot_lsn: int,
+    ) -> None:
+        self._engine = engine
+        self._disk = disk
+        self._files = files
+        self._settings = settings
+        self._shard = shard
+        self._layout = layout
+        self._folder = folder
+        self._snapshot_no = next_snapshot_no
+        self._old_snapshots: list[str] = []
+        self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
+        self.snapshot_lsn = snapshot_lsn
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._done: deque[tuple[Callable[[Any], None], Any, BaseException | None]] = deque()
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.busy = False
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+
+    # --- when ----------------------------------------------------------------------------------------
+
+    def step(self, *, quiet: bool) -> None:
+        """Start the next useful job, if there is one. Called now and then by the serving loop."""
+        if self.busy:
+            return
+        engine = self._engine
+        wal = engine.wal
+        pressed = (
+            wal.backlog_bytes > limits.WAL_BACKLOG_BYTES
+            or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
+        )
+        if engine.read_only and engine.wal.fits(limits.MIB) and not wal.staged:
+            engine.read_only = False
+        if (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
+            self.flush(topic)
+        elif self._snapshot_is_due(quiet=quiet, pressed=pressed):
+            self.checkpoint()
+
+    def _next_to_flush(self, *, pressed: bool) -> Topic | None:
+        settings = self._settings
+        now = self._engine.clock.now_ms()
+        oldest = self._engine.wal.older[0] if pressed and self._engine.wal.older else None
+        for topic in self._engine.topics.values():
+            if not topic.tail_rows:
+                continue
+            if (
+                topic.tail_records >= settings.segment_max_events
+                or topic.tail_bytes >= settings.segment_max_bytes
+                or (settings.segment_max_age_ms and now - topic.tail_since_ms >= settings.segment_max_age_ms)
+            ):
+                return topic
+        if pressed:
+            # Nobody is full, so the log is long because of many small tails: free the oldest file first.
+            for topic in self._engine.topics.values():
+                if topic.tail_rows and (oldest is None or _reads_from(topic, oldest)):
+                    return topic
+        return None
+
+    def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
+        wal = self._engine.wal
+        if wal.written_lsn == self.snapshot_lsn and not self._dead:
+            return False
+        freeable = bool(wal.older) and wal.older[0].pins == 0
+        return (quiet and (freeable or bool(self._dead))) or (pressed and freeable)
+
+    # --- flush ---------------------------------------------------------------------------------------
+
+    def flush(self, topic: Topic) -> None:
+        """Move the tail of a topic into its segments."""
+        blocks = self._plan(topic)
+        if not blocks:
+            return
+        topic.flushing = True
+        self._submit(lambda: self._write_blocks(topic, blocks), lambda moved: self._take_blocks(topic, moved))
+
+    def _plan(self, topic: Topic) -> list[_Block]:
+        settings = self._settings
+        groups: list[list[Row]] = []
+        records = size = 0
+        following = -1
+        for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
+            if row.live == 0 or not isinstance(row.source, WalFile):
+                continue
+            if (
+                not groups
+                or row.first != following
+                or records + row.count > limits.BLOCK_RECORDS
+                or size + row.length > limits.BLOCK_BYTES
+            ):
+                groups.append([])
+                records = size = 0
+            groups[-1].append(row)
+            records += row.count
+            size += row.length
+            following = row.last + 1
+        blocks: list[_Block] = []
+        segment = topic.segments[-1] if topic.segments and not topic.segments[-1].sealed else None
+        filled = segment.records if segment else 0
+        written = segment.data_bytes if segment else 0
+        for group in groups:
+            if segment is None:
+                segment = self._new_segment(topic, group[0].first)
+                filled = written = 0
+            filled += sum(row.count for row in group)
+            written += sum(row.length for row in group)
+            seals = filled >= settings.segment_max_events or written >= settings.segment_max_bytes
+            blocks.append(_Block(segment, group, seals))
+            if seals:
+                segment = None
+        return blocks
+
+    def _new_segment(self, topic: Topic, first_seq: int) -> Segment:
+        header = SegmentHeader(
+            topic_id=topic.id,
+            first_seq=first_seq,
+            created_ms=self._engine.clock.now_ms(),
+            salt=int.from_bytes(os.urandom(4), "little") | 1,
+        )
+        path = os.path.join(topic_dir(self._settings.data_dir, topic.id), segment_name(first_seq))
+        return Segment(path, header, self._files)
+
+    def _write_blocks(self, topic: Topic, blocks: list[_Block]) -> list[_Moved]:
+        """On the thread: build and write every block, sync each file, write the index of those that end."""
+        moved: list[_Moved] = []
+        at = 0
+        while at < len(blocks):
+            segment = blocks[at].segment
+            mine = [block for block in blocks[at:] if block.segment is segment]
+            at += len(mine)
+            offset = segment.data_bytes
+            if segment.records:
+                fd = self._disk.open(segment.path, write=True)
+            else:
+                self._disk.make_dir(os.path.dirname(segment.path))
+                fd = self._disk.create(segment.path)
+                self._disk.write(fd, segment.header.encode(), 0)
+            entries = list(segment.blocks)
+            try:
+                for block in mine:
+                    data, entry, flags = _encode(topic, block, offset)
+                    self._disk.write(fd, data, offset)
+                    offset = entry.end
+                    entries.append(entry)
+                    moved.append(_Moved(block, entry, flags))
+                self._disk.sync(fd)
+            finally:
+                self._disk.close(fd)
+            kill_point("flushed")
+            if mine[-1].seals:
+                self._disk.write_whole(index_path(segment.path), segment.encode_index(entries))
+        return moved
+
+    def _take_blocks(self, topic: Topic, moved: list[_Moved]) -> None:
+        """On the loop: rows that read from the WAL become rows that read from segments."""
+        topic.flushing = False
+        if topic.dropped:
+            return
+        for block, entry, flags in moved:
+            segment, old = block.segment, block.rows
+            if segment not in topic.segments:
+                topic.segments.append(segment)
+            row = segment.add_block(entry)
+            row.live = sum(was.live for was in old)
+            row.size = sum(was.size for was in old)
+            row.skip = min(max(0, topic.earliest_seq - row.first), row.count)
+            if any(was.flags is not None for was in old):
+                row.flags = bytearray().join(was.flags or bytearray(was.count) for was in old)
+                segment.flagged = True
+                if bytes(row.flags) != (flags or bytes(row.count)):
+                    segment.dirty.add(row)
+            topic.rows.replace(old, [row] if row.live else [])
+            for was in old:
+                if was.live:
+                    topic.release(was)
+            if not row.live:
+                segment.release(row)
+            topic.flushed_seq = entry.last_seq
+            if block.seals:
+                segment.seal()
+                topic.tags = None
+        topic.rows.compact()
+        topic.touched()
+
+    # --- checkpoint ----------------------------------------------------------------------------------
+
+    def checkpoint(self, *, clean: bool = False) -> None:
+        """Write delete flags, then a snapshot of all topics; then remove what it no longer names."""
+        engine = self._engine
+        wal = engine.wal
+        flags = []
+        for topic in engine.topics.values():
+            for segment in list(topic.segments):
+                if segment.live_rows == 0 and not topic.flushing:
+                    topic.segments.remove(segment)
+                    topic.touched()
+                    self._dead.append(segment)
+                elif segment.dirty:
+                    flags.append((segment, segment.take_dirty()))
+                    topic.touched()
+        dropped, engine.dropped = engine.dropped, []
+        dead, self._dead = self._dead, []
+        covered = wal.written_lsn
+        state = ShardState(
+            shard=self._shard,
+            layout=self._layout,
+            lsn=covered,
+            clock_ms=engine.clock.now_ms(),
+            clean=clean,
+            topics=[msgspec.Raw(topic.encoded_state()) for topic in engine.topics.values()],
+        )
+        path = os.path.join(self._folder, numbered_name(self._layout, self._snapshot_no, "snap"))
+        self._snapshot_no += 1
+        stale, self._old_snapshots = self._old_snapshots, [path]
+
+        def write() -> None:
+            for segment, rows in flags:
+                segment.write_flags(rows)
+            self._disk.write_whole(path, encode_snapshot(state))
+            kill_point("snapshot")
+            for old in stale:
+                self._disk.unlink(old)
+
+        def finished(_: None) -> None:
+            self.snapshot_lsn = covered
+            for segment in dead:
+                segment.unlink()
+            for topic in dropped:
+                for segment in topic.segments:
+                    self._files.forget(segment.path)
+                    self._files.forget(index_path(segment.path))
+                self._disk.remove_dir(topic_dir(self._settings.data_dir, topic.id))
+            for file in wal.trim(covered_lsn=covered):
+                file.unlink()
+
+        self._submit(write, finished)
+
+    def adopt_snapshot(self, path: str) -> None:
+        """A snapshot from before this start: it goes when the next one is written."""
+        self._old_snapshots.append(path)
+
+    # --- the thread ----------------------------------------------------------------------------------
+
+    def _submit(self, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+        self.busy = True
+        self._jobs.put((job, finished))
+
+    def take(self) -> None:
+        """Take in the result of the job that ended, if one did."""
+        try:
+            os.eventfd_read(self.event_fd)
+        except BlockingIOError:
+            pass
+        while self._done:
+            finished, result, error = self._done.popleft()
+            self.busy = False
+            if error is not None:
+                raise error
+            finished(result)
+
+    def wait(self) -> None:
+        """Block until no job runs; for stopping, recovery and tests."""
+        while self.busy:
+            select.select([self.event_fd], [], [])
+            self.take()
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+        os.close(self.event_fd)
+
+    def _run(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            job, finished = work
+            result, error = None, None
+            try:
+                result = job()
+            except Exception as failure:  # carried to the loop, which decides
+                error = failure
+            self._done.append((finished, result, error))
+            os.eventfd_write(self.event_fd, 1)
+
+
+def _reads_from(topic: Topic, file: WalFile) -> bool:
+    for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
+        if row.live and isinstance(row.source, WalFile):
+            return row.source is file
+    return False
+
+
+def _encode(topic: Topic, block: _Block, offset: int) -> tuple[bytes, BlockEntry, bytes | None]:
+    rows = block.rows
+    batches = []
+    for row in rows:
+        body = row.body  # the loop may let go of it meanwhile
+        if body is None:
+            body = row.load()
+        batches.append(Columns(body, count=row.count, ts=row.first_ts))
+    count = sum(row.count for row in rows)
+    flags = None
+    if any(row.flags is not None for row in rows):
+        flags = b"".join(bytes(row.flags or bytes(row.count)) for row in rows)
+    body = coalesce(batches)
+    size = sum(batch.size for batch in batches)
+    data = encode_block(
+        body,
+        salt=block.segment.header.salt,
+        topic_id=topic.id,
+        first_seq=rows[0].first,
+        count=count,
+        first_ts=rows[0].first_ts,
+        last_ts=rows[-1].last_ts,
+        size=size,
+        flags=flags,
+    )
+    entry = BlockEntry(
+        first_seq=rows[0].first,
+        count=count,
+        offset=offset,
+        length=frame_bytes(key_len=0, body_len=len(body)),
+        first_ts=rows[0].first_ts,
+        last_ts=rows[-1].last_ts,
+        bytes=size,
+        tagged=any(batch.has_tags for batch in batches),
+    )
+    return data, entry, flags

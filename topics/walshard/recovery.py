@@ -1,0 +1,509 @@
+"""From a folder to topics: the newest good snapshot, the segments it names, then the WAL.
+
+Idempotent: nothing on disk is changed but cut-off tails, until the first snapshot of the new life. Shard-count-agnostic: every
+frame and topic belongs to the shard that its topic id names under the count in force now, so a changed count reads all old
+folders and takes what is its own. Refuses damage that is no torn tail, with the file, the offset and what to do.
+
+    frame    lsn covered by the snapshot               lsn after it
+    TOPIC    skip: the snapshot's config is newer      create or configure
+    DROP     skip                                      drop
+    APPEND   if not in a segment: a row again          the same, and its key
+    DELETE   on rows from the WAL, not counted again   on all rows
+    HEAD     raises the ceiling                        the same
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from topics.errors import CorruptData, FormatError
+from topics.settings import Settings
+from topics.storage.columns import Columns
+from topics.storage.config import owner_of_id
+from topics.storage.control import DeleteFrame, TopicFrame
+from topics.storage.format import DELETED, FILE_HEADER_BYTES, FrameType
+from topics.storage.frames import Frame, WalHeader, decode_wal_header, find_frame_after, scan
+from topics.storage.paths import (
+    index_path,
+    parse_numbered,
+    segment_name,
+    shard_dir,
+    topic_dir,
+    topics_dir,
+)
+from topics.storage.recovery import TailVerdict, judge_tail
+from topics.storage.segment import BlockEntry, scan_blocks
+from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
+from topics.walshard import retention
+from topics.walshard.clock import Clock
+from topics.walshard.disk import Disk
+from topics.walshard.idempotency import Remembered
+from topics.walshard.rows import Row
+from topics.walshard.segments import OpenFiles, Segment, read_header
+from topics.walshard.topic import Topic, Totals
+from topics.walshard.wal import WalFile
+
+_decode_topic_frame = msgspec.msgpack.Decoder(TopicFrame).decode
+_decode_delete_frame = msgspec.msgpack.Decoder(DeleteFrame).decode
+
+
+def boot_id() -> bytes:
+    """Tells whether the machine, and with it the page cache, has gone since a file was written."""
+    with open("/proc/sys/kernel/random/boot_id") as source:
+        return bytes.fromhex(source.read().strip().replace("-", ""))
+
+
+class Recovered(msgspec.Struct):
+    topics: dict[str, Topic]
+    totals: Totals
+    wal_files: list[WalFile]
+    snapshots: list[str]
+    next_lsn: int
+    next_file_no: int
+    next_snapshot_no: int
+    snapshot_lsn: int
+    frames: int
+    notes: list[str]
+
+
+class _Folder(msgspec.Struct):
+    """What one shard folder holds of one layout."""
+
+    path: str
+    snapshots: list[tuple[int, str]]
+    wals: list[tuple[int, str]]
+
+
+def _list(folder: str, layout: int) -> _Folder:
+    snapshots, wals = [], []
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        names = []
+    for name in names:
+        parsed = parse_numbered(name)
+        if parsed is None or parsed[0] != layout:
+            continue
+        (snapshots if parsed[2] == "snap" else wals).append((parsed[1], os.path.join(folder, name)))
+    return _Folder(folder, sorted(snapshots), sorted(wals))
+
+
+class Recovery:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        disk: Disk,
+        files: OpenFiles,
+        clock: Clock,
+        shard: int,
+        shards: int,
+        boot: bytes,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._shard = shard
+        self._shards = shards
+        self._boot = boot
+        self._progress = progress
+        self._totals = Totals()
+        self._topics: dict[int, Topic] = {}
+        self._snapshot_heads: dict[int, int] = {}
+        self._floors: dict[int, int] = {}
+        self._wal_files: list[WalFile] = []
+        self._frames = 0
+        self._work = 0
+        self._worked = 0
+        self.notes: list[str] = []
+
+    def run(self, *, layout: int, old_shards: int) -> Recovered:
+        """Read what `old_shards` shards of `layout` left; usually that is this shard alone."""
+        sources = [self._shard] if old_shards == self._shards else list(range(old_shards))
+        folders = [_list(shard_dir(self._settings.data_dir, source), layout) for source in sources]
+        self._work = sum(os.path.getsize(path) for folder in folders for _, path in folder.wals) or 1
+        newest = 0
+        next_lsn = next_file = next_snapshot = 1
+        restarted = False
+        for folder in folders:
+            state = self._load_snapshot(folder)
+            covered = state.lsn if state else 0
+            last_lsn, same_boot = self._replay(folder, covered)
+            clean = state is not None and state.clean and last_lsn <= covered
+            restarted = restarted or not same_boot
+            self._settle(folder_clean=clean, same_boot=same_boot)
+            newest = max(newest, covered)
+            next_lsn = max(next_lsn, last_lsn + 1, covered + 1)
+            next_file = max([next_file, *(number + 1 for number, _ in folder.wals)])
+            next_snapshot = max([next_snapshot, *(number + 1 for number, _ in folder.snapshots)])
+        self._sync_recovered()
+        now = self._clock.now_ms()
+        for topic in self._topics.values():
+            retention.expire(topic, now_ms=now)
+            retention.enforce_caps(topic)
+        return Recovered(
+            topics={topic.name: topic for topic in self._topics.values()},
+            totals=self._totals,
+            wal_files=self._wal_files,
+            snapshots=[path for folder in folders for _, path in folder.snapshots],
+            next_lsn=next_lsn,
+            next_file_no=next_file,
+            next_snapshot_no=next_snapshot,
+            snapshot_lsn=newest,
+            frames=self._frames,
+            notes=self.notes,
+        )
+
+    def _mine(self, topic_id: int) -> bool:
+        return owner_of_id(topic_id, self._shards) == self._shard
+
+    # --- snapshot and segments -----------------------------------------------------------------------
+
+    def _load_snapshot(self, folder: _Folder) -> ShardState | None:
+        """The newest one. An older one is no substitute: WAL files that only the newer covers may be gone."""
+        if not folder.snapshots:
+            return None
+        path = folder.snapshots[-1][1]
+        with open(path, "rb") as source:
+            state = decode_snapshot(source.read(), path=path)
+        self._clock.at_least(state.clock_ms)
+        for raw in state.topics:
+            topic_state = decode_topic(raw)
+            if self._mine(topic_state.id):
+                self._load_topic(topic_state)
+        return state
+
+    def _load_topic(self, state: TopicState) -> None:
+        topic = Topic(
+            id=state.id,
+            name=state.name,
+            config=state.config,
+            created_ms=state.created_ms,
+            ceiling=state.ceiling,
+            totals=self._totals,
+        )
+        topic.restore(state)
+        self._topics[state.id] = topic
+        self._snapshot_heads[state.id] = state.head_seq
+        self._floors[state.id] = state.floor
+        topic.head_seq = 0
+        for known in state.segments:
+            path = os.path.join(topic_dir(self._settings.data_dir, state.id), segment_name(known.first_seq))
+            try:
+                segment = Segment(path, read_header(path, self._disk), self._files)
+            except FileNotFoundError:
+                raise CorruptData(
+                    f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
+                ) from None
+            if segment.header.topic_id != state.id:
+                raise CorruptData(f"{path}: belongs to another topic")
+            segment.flagged = known.flagged
+            if known.sealed:
+                blocks = self._sealed_blocks(segment)
+            else:
+                blocks = self._open_blocks(segment, known.data_bytes)
+            topic.segments.append(segment)
+            for entry in blocks:
+                self._add_block(topic, segment, entry, flagged=known.flagged, floor=state.floor)
+            segment.data_bytes = known.data_bytes
+            if known.sealed:
+                segment.seal()
+        topic.head_seq = max(topic.head_seq, min(state.flushed_seq, state.head_seq))
+        topic.next_seq = topic.head_seq + 1
+
+    def _sealed_blocks(self, segment: Segment) -> list[BlockEntry]:
+        path = index_path(segment.path)
+        if not os.path.exists(path):
+            raise CorruptData(f"{path}: the index of this segment is missing; restore it from a backup")
+        return segment.index().blocks
+
+    def _open_blocks(self, segment: Segment, data_bytes: int) -> list[BlockEntry]:
+        with open(segment.path, "rb") as source:
+            data = source.read(data_bytes)
+        if len(data) < data_bytes:
+            raise CorruptData(f"{segment.path}: {data_bytes} bytes expected, {len(data)} found")
+        return [entry for entry, _ in scan_blocks(data, salt=segment.header.salt, path=segment.path)]
+
+    def _add_block(self, topic: Topic, segment: Segment, entry: BlockEntry, *, flagged: bool, floor: int) -> None:
+        row = segment.add_block(entry)
+        row.skip = min(max(0, floor - row.first), row.count)
+        if flagged:
+            flags = segment.read_flags(entry)
+            if DELETED in flags:
+                row.flags = bytearray(flags)
+        self._recount(row)
+        topic.head_seq = max(topic.head_seq, row.last)
+        if row.live:
+            topic.rows.append(row)
+            topic.add_live(row.live, row.size)
+        else:
+            segment.release(row)
+
+    @staticmethod
+    def _recount(row: Row) -> None:
+        if row.skip == 0 and row.flags is None:
+            return
+        live = list(row.live_indexes())
+        if live and len(live) < row.count:
+            sizes = Columns(row.load(), count=row.count, ts=row.first_ts).sizes()
+            row.size = sum(sizes[index] for index in live)
+        elif not live:
+            row.size = 0
+        row.live = len(live)
+
+    # --- the WAL -------------------------------------------------------------------------------------
+
+    def _replay(self, folder: _Folder, covered: int) -> tuple[int, bool]:
+        """Apply every frame in order; returns the last lsn and whether the machine is still in the boot that wrote it."""
+        expected: int | None = None
+        same_boot = True
+        last_lsn = 0
+        for at, (_, path) in enumerate(folder.wals):
+            size = os.path.getsize(path)
+            if size < FILE_HEADER_BYTES:
+                self._drop_empty(folder, at, path)
+                continue
+            fd = self._disk.open(path, write=True)
+            with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+                try:
+                    header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+                except (FormatError, CorruptData):
+                    if any(data[:FILE_HEADER_BYTES]) or at + 1 < len(folder.wals):
+                        raise
+                    os.close(fd)
+                    self._drop_empty(folder, at, path)  # the crash came before its header
+                    continue
+                file = WalFile(path, header, self._disk, fd=fd, size=size)
+                same_boot = same_boot and header.boot_id == self._boot
+                end = FILE_HEADER_BYTES
+                for frame in scan(data, salt=header.salt):
+                    if expected is not None and frame.lsn != expected:
+                        raise CorruptData(
+                            f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {expected - 1}; a WAL file is "
+                            "missing. Restore it from a backup"
+                        )
+                    expected = frame.lsn + 1
+                    last_lsn = frame.lsn
+                    end = frame.offset + frame.length
+                    self._apply(frame, file, covered)
+                    if not self._frames & 0xFFF:
+                        self._report(frame.offset)
+                file.end = end
+                file.last_lsn = last_lsn
+                cut = self._judge(folder, at, data, header, end=end, last_lsn=last_lsn)
+            self._worked += size
+            self._report(0)
+            if end < size:
+                self._disk.truncate(path, end)
+            file.size = end
+            self._wal_files.append(file)
+            if cut:
+                for _, later in folder.wals[at + 1 :]:
+                    self._disk.unlink(later)
+                break
+        return last_lsn, same_boot
+
+    def _drop_empty(self, folder: _Folder, at: int, path: str) -> None:
+        if at + 1 < len(folder.wals):
+            raise CorruptData(f"{path}: this WAL file has no header, but newer ones exist; restore it from a backup")
+        self._disk.unlink(path)
+
+    def _judge(
+        self, folder: _Folder, at: int, data: mmap.mmap, header: WalHeader, *, end: int, last_lsn: int
+    ) -> bool:
+        """Decide what the bytes behind the last good frame mean; True: newer files go too."""
+        path = folder.wals[at][1]
+        rubbish = _nonzero(data, end)
+        if not rubbish:
+            return False
+        later = find_frame_after(data[end:], salt=header.salt, start=0)
+        if later is None and at + 1 < len(folder.wals):
+            later = _first_frame(folder.wals[at + 1][1])
+        verdict = judge_tail(
+            last_lsn=last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == self._boot
+        )
+        if verdict is TailVerdict.CORRUPT:
+            raise CorruptData(
+                f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays down so "
+                "that nothing acknowledged is dropped silently. Restore the file from a backup, or give up what "
+                f"follows by truncating it to {end} bytes and removing the newer .wal files of its folder"
+            )
+        self.notes.append(f"{path}: {verdict.value} tail cut at offset {end}")
+        return verdict is TailVerdict.UNSYNCED
+
+    def _apply(self, frame: Frame, file: WalFile, covered: int) -> None:
+        self._frames += 1
+        if not self._mine(frame.topic_id):
+            return
+        kind = frame.type
+        topic = self._topics.get(frame.topic_id)
+        fresh = frame.lsn > covered
+        self._clock.at_least(frame.ts)
+        if kind == FrameType.APPEND:
+            if topic is not None and frame.last_seq > topic.flushed_seq:
+                self._append(topic, frame, file)
+            if topic is not None and frame.key and fresh:
+                topic.keys.remember(frame.key.decode(), Remembered(frame.first_seq, frame.count, frame.ts))
+        elif kind == FrameType.DELETE:
+            if topic is not None:
+                self._delete(topic, frame, fresh)
+        elif kind == FrameType.HEAD:
+            if topic is not None:
+                topic.ceiling = max(topic.ceiling, frame.first_seq)
+        elif not fresh:
+            return
+        elif kind == FrameType.TOPIC:
+            self._configure(topic, frame)
+        elif kind == FrameType.DROP:
+            if topic is not None:
+                self._drop(topic)
+        else:
+            raise FormatError(f"{file.path}: frame type {kind} at offset {frame.offset} is unknown; upgrade topics")
+
+    def _append(self, topic: Topic, frame: Frame, file: WalFile) -> None:
+        retention.expire(topic, now_ms=frame.ts)
+        row = Row(
+            first=frame.first_seq,
+            count=frame.count,
+            first_ts=frame.ts,
+            last_ts=frame.ts,
+            size=Columns(frame.body, count=frame.count, ts=frame.ts).size,
+            source=file,
+            offset=frame.offset,
+            length=frame.length,
+        )
+        row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
+        if row.skip:
+            row.body = frame.body
+            self._recount(row)
+            row.body = None
+        topic.next_seq = row.last + 1
+        topic.head_seq = row.last
+        if row.live:
+            file.pins += 1
+            topic.publish(row)
+            retention.enforce_caps(topic)
+        topic.last_ts = max(topic.last_ts, frame.ts)
+        topic.last_write_ts = topic.last_ts
+
+    def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
+        retention.expire(topic, now_ms=frame.ts)
+        delete = _decode_delete_frame(frame.body)
+        counted = topic.deleted_total
+        if delete.before_seq is not None:
+            topic.delete_before(delete.before_seq)
+        if delete.seqs:
+            topic.delete_seqs(delete.seqs)
+        if not fresh:
+            topic.deleted_total = counted
+
+    def _configure(self, topic: Topic | None, frame: Frame) -> None:
+        body = _decode_topic_frame(frame.body)
+        if topic is None:
+            self._topics[frame.topic_id] = Topic(
+                id=frame.topic_id,
+                name=body.name,
+                config=body.config,
+                created_ms=body.created_ms,
+                ceiling=body.ceiling,
+                totals=self._totals,
+            )
+        else:
+            topic.config = body.config
+            topic.ceiling = max(topic.ceiling, body.ceiling)
+
+    def _drop(self, topic: Topic) -> None:
+        for row in topic.rows:
+            if row.live:
+                topic.release(row)
+        self._totals.records -= topic.count
+        self._totals.bytes -= topic.bytes
+        del self._topics[topic.id]
+
+    # --- after the last frame ------------------------------------------------------------------------
+
+    def _settle(self, *, folder_clean: bool, same_boot: bool) -> None:
+        """Heads that can't be known from records: seqs that were given out must not be given out again."""
+        for topic in self._topics.values():
+            head = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+            durability = topic.config.durability
+            lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
+            if lost:
+                head = max(head, topic.ceiling)
+            topic.head_seq = head
+            topic.next_seq = head + 1
+            topic.sure_ceiling = topic.ceiling
+            if durability == "ephemeral" and topic.rows.front() is None and head >= topic.evict_floor:
+                topic.evict_floor = head + 1
+                topic.cap_seq = head
+            topic.touched()
+
+    def _sync_recovered(self) -> None:
+        """What a dead process wrote may never have been synced; nobody may read it before it is."""
+        for file in self._wal_files:
+            self._disk.sync(file.fd)
+
+    def _report(self, offset: int) -> None:
+        self._progress(min(999, (self._worked + offset) * 1000 // self._work))
+
+
+def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, shards: int, disk: Disk) -> int:
+    """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files."""
+    folder = topics_dir(settings.data_dir)
+    known = {topic.id: topic for topic in recovered.topics.values()}
+    removed = 0
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            topic_id = int(name, 16)
+        except ValueError:
+            continue
+        if len(name) != 16 or owner_of_id(topic_id, shards) != shard:
+            continue
+        topic = known.get(topic_id)
+        if topic is None:
+            disk.remove_dir(os.path.join(folder, name))
+            removed += 1
+            continue
+        named = {segment.path for segment in topic.segments}
+        named |= {index_path(path) for path in named}
+        for entry in os.listdir(os.path.join(folder, name)):
+            path = os.path.join(folder, name, entry)
+            if path not in named:
+                disk.unlink(path)
+                removed += 1
+    return removed
+
+
+def remove_layout(settings: Settings, *, layout: int, disk: Disk) -> None:
+    """Another layout's WAL and snapshot files, after the manifest moved on or before a new try at moving."""
+    root = os.path.join(settings.data_dir, "wal")
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        for entry in os.listdir(os.path.join(root, name)):
+            parsed = parse_numbered(entry)
+            if parsed is not None and parsed[0] == layout:
+                disk.unlink(os.path.join(root, name, entry))
+
+
+def _nonzero(data: mmap.mmap, start: int) -> bool:
+    step = 1 << 20
+    for at in range(start, len(data), step):
+        chunk = data[at : at + step]
+        if chunk.count(0) != len(chunk):
+            return True
+    return False
+
+
+def _first_frame(path: str) -> Frame | None:
+    with open(path, "rb") as source:
+        data = source.read()
+    if len(data) < FILE_HEADER_BYTES:
+        return None
+    header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+    return next(scan(data, salt=header.salt), None)
+
