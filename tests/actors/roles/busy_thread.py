@@ -1,4 +1,4 @@
-"""Its loop is fine while a thread is stuck, as in a very slow fsync; it stops although the thread does not."""
+"""A thread of it is stuck, as in a very slow fsync, while its loop is fine; it stops all the same."""
 
 import time
 
