@@ -40,12 +40,28 @@ def pack(
     metas: Sequence[Buffer | None] | None = None,
 ) -> bytes:
     """A batch body; a column given as None is absent."""
+    return pack_joined(RECORD_SEPARATOR.join(data), tags=tags, nodes=nodes, metas=metas)
+
+
+_PLAIN = _LENGTHS.pack(0, 0, 0, 0)
+
+
+def pack_joined(
+    data: bytes,
+    *,
+    tags: Sequence[str | None] | None,
+    nodes: str | Sequence[str | None] | None,
+    metas: Sequence[Buffer | None] | None,
+) -> bytes:
+    """The same for data values that are joined already."""
+    if tags is None and nodes is None and metas is None:
+        return _PLAIN + data
     return _join(
         b"",
         _encode(tags) if tags is not None else b"",
         _encode(nodes) if nodes is not None else b"",
         _encode(metas) if metas is not None else b"",
-        RECORD_SEPARATOR.join(data),
+        data,
     )
 
 

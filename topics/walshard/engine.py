@@ -682,6 +682,12 @@ class Engine:
             if known == correlation and waiter.reply_to is reply_to:
                 waiter.done = True
 
+    def forget(self, reply_to: ReplyTo) -> None:
+        """The peer is gone: its long polls end without an answer; what waits for a sync still takes effect."""
+        for _, _, waiter in self._poll_deadlines:
+            if waiter.reply_to is reply_to:
+                waiter.done = True
+
     @property
     def next_deadline_ns(self) -> int | None:
         """When the engine wants to be called without a request."""

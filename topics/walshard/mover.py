@@ -127,6 +127,11 @@ class Mover:
         freeable = bool(wal.older) and wal.older[0].pins == 0
         return (quiet and (freeable or bool(self._dead))) or (pressed and freeable)
 
+    @property
+    def pending(self) -> bool:
+        """Whether step() may find something to do: an idle shard with nothing pending need not wake up."""
+        return self.busy or bool(self._dead) or bool(self._engine.dropped)
+
     # --- flush ---------------------------------------------------------------------------------------
 
     def flush(self, topic: Topic) -> None:

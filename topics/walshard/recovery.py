@@ -480,14 +480,13 @@ def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, sh
     return removed
 
 
-def remove_layout(settings: Settings, *, layout: int, disk: Disk) -> None:
-    """Another layout's WAL and snapshot files, after the manifest moved on or before a new try at moving."""
-    root = os.path.join(settings.data_dir, "wal")
-    for name in os.listdir(root) if os.path.isdir(root) else []:
-        for entry in os.listdir(os.path.join(root, name)):
-            parsed = parse_numbered(entry)
-            if parsed is not None and parsed[0] == layout:
-                disk.unlink(os.path.join(root, name, entry))
+def remove_layout(settings: Settings, *, layout: int, disk: Disk, shard: int) -> None:
+    """A shard's WAL and snapshot files of another layout: left by a move that was not finished, or that was."""
+    folder = shard_dir(settings.data_dir, shard)
+    for entry in os.listdir(folder):
+        parsed = parse_numbered(entry)
+        if parsed is not None and parsed[0] == layout:
+            disk.unlink(os.path.join(folder, entry))
 
 
 def _nonzero(data: mmap.mmap, start: int) -> bool:

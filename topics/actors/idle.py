@@ -1,0 +1,100 @@
+"""How a process waits for work: one inner epoll that holds its bell and its hot descriptors.
+
+A wait goes through up to three stages, from quick and costly to slow and free:
+
+    spin     look at the rings again and again, yielding the core; only if asked for and work is expected
+    linger   sleep in the inner epoll itself: no trio scheduler on the way back. Blocks the other trio tasks of the
+             process for at most LINGER_MS, so it is left out while they have work of their own
+    rest     sleep in trio, which watches the inner epoll's descriptor
+
+Nothing spins or lingers in a process that has had no work for a moment: an idle server only rests.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+import trio
+
+from topics.shm.doorbell import Doorbell
+
+LINGER_MS = 5
+BACKSTOP_S = 1.0  # rings are looked at this often even if no bell rings
+_YIELD_NS = 5_000_000  # a busy process lets trio's other tasks run this often
+
+
+class Idle:
+    def __init__(self, bell: Doorbell, *, spin_us: int) -> None:
+        self._bell = bell
+        self._spin_ns = spin_us * 1_000
+        self.epoll = select.epoll()
+        self.epoll.register(bell.fileno(), select.EPOLLIN)
+        self._bell_fd = bell.fileno()
+        self._yielded_ns = time.monotonic_ns()
+        self._busy_until_ns = 0
+
+    def register(self, fd: int, events: int = select.EPOLLIN) -> None:
+        self.epoll.register(fd, events)
+
+    async def wait(
+        self, has_work: Callable[[], bool], *, expecting: bool, linger: bool, until_ns: int | None
+    ) -> list[tuple[int, int]]:
+        """Descriptors that are ready; also returns, perhaps empty, when has_work() or at until_ns (monotonic)."""
+        now = time.monotonic_ns()
+        if now - self._yielded_ns > _YIELD_NS:
+            self._yielded_ns = now
+            await trio.lowlevel.checkpoint()
+        poll = self.epoll.poll
+        events = poll(0)
+        if events or has_work():
+            self._busy_until_ns = now + LINGER_MS * 1_000_000
+            return self._strip(events)
+        if self._spin_ns and expecting:
+            stop = now + self._spin_ns
+            while time.monotonic_ns() < stop:
+                os.sched_yield()
+                if has_work():
+                    return []
+                if events := poll(0):
+                    return self._strip(events)
+        bell = self._bell
+        bell.arm()
+        if has_work():
+            bell.disarm()
+            return []
+        timeout = BACKSTOP_S
+        if until_ns is not None:
+            timeout = min(timeout, max(0.0, (until_ns - now) / 1e9))
+        if linger and now < self._busy_until_ns:
+            events = poll(min(timeout, LINGER_MS / 1_000))
+        if not events and (not linger or now >= self._busy_until_ns):
+            with trio.move_on_after(timeout):
+                await trio.lowlevel.wait_readable(self.epoll.fileno())
+            self._yielded_ns = time.monotonic_ns()
+            events = poll(0)
+        bell.disarm()
+        if events:
+            self._busy_until_ns = time.monotonic_ns() + LINGER_MS * 1_000_000
+        return self._strip(events)
+
+    def _strip(self, events: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The bell is swallowed here: whoever waits looks at its rings anyway."""
+        for event in events:
+            if event[0] == self._bell_fd:
+                self._bell.clear()
+                events.remove(event)
+                break
+        return events
+
+    def close(self) -> None:
+        self.epoll.close()
+
+
+def spin_us(setting: int, *, processes: int) -> int:
+    """The automatic setting spins only where a core is left over for it."""
+    if setting >= 0:
+        return setting
+    return 50 if (os.cpu_count() or 1) > processes else 0

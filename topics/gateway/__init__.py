@@ -1,0 +1,1 @@
+"""The actor that owns sockets: terminates HTTP, validates, dispatches to shards, renders. Owns no data."""

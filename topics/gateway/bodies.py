@@ -1,0 +1,305 @@
+"""Request bodies: decoded, checked, and turned into what shards understand. Every refusal is an ApiError.
+
+`data` and `meta` stay raw JSON bytes and are never interpreted. What is unknown is ignored; what is known and of the wrong
+type is refused; a duplicate key's last value counts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from topics import limits
+from topics.actors.messages import Append, DeleteRecords, Diff
+from topics.errors import ApiError, invalid
+from topics.settings import Settings
+from topics.storage import columns
+from topics.storage.config import Discard, Durability, TopicConfig, TopicType
+from topics.storage.format import RECORD_OVERHEAD, RECORD_SEPARATOR
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
+_T = TypeVar("_T")
+
+
+def check_name(name: str, *, what: str = "topic name") -> str:
+    if _NAME.match(name) is None:
+        shown = name if len(name) <= 64 else name[:61] + "..."
+        raise invalid(
+            f"{what} {shown!r} is not valid: 1 to 255 characters, letters, digits and . _ : - only, starting with a "
+            "letter or digit"
+        )
+    return name
+
+
+class _RecordIn(msgspec.Struct, gc=False):
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = None  # type: ignore[assignment]  # absent; msgspec has no union with Raw
+
+
+class ConfigIn(msgspec.Struct):
+    type: TopicType | UnsetType = UNSET
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = "old"
+    durable: bool = False
+    durability: Durability | UnsetType = UNSET
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = limits.DEFAULT_IDEMPOTENCY_WINDOW_MS
+    dedupe_node: bool = True
+    lease_ms: int = limits.DEFAULT_LEASE_MS
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class _AppendIn(msgspec.Struct):
+    records: list[_RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: ConfigIn | None = None
+    disable_backpressure: bool = False
+
+
+class _DiffIn(msgspec.Struct):
+    from_seq: int = 0
+    limit: int = limits.DEFAULT_LIMIT
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+
+
+class _DeleteIn(msgspec.Struct):
+    before_seq: int | None = None
+    match: str | list[Any] | None = None
+
+
+_append_decoder = msgspec.json.Decoder(_AppendIn)
+_diff_decoder = msgspec.json.Decoder(_DiffIn)
+_delete_decoder = msgspec.json.Decoder(_DeleteIn)
+_config_decoder = msgspec.json.Decoder(ConfigIn)
+_NULL = Raw(b"null")
+_keys_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
+    try:
+        if not body.isascii():
+            body.decode()  # raw values are passed through, so nobody else would look
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the body does not fit: {error}") from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def _unsigned(value: int, field: str) -> int:
+    if not 0 <= value <= limits.U64_MAX:
+        raise invalid(f"{field} must be from 0 to 2^64-1", field=field)
+    return value
+
+
+def _clamped(value: int, bounds: tuple[int, int], field: str) -> int:
+    low, high = bounds
+    if low >= 0 and value < 0:
+        raise invalid(f"{field} must not be negative", field=field)
+    return min(max(value, low), high)
+
+
+# --- config ------------------------------------------------------------------------------------------
+
+
+def decode_config(body: bytes | bytearray, topic: str) -> tuple[TopicConfig, TopicType | None]:
+    """A PUT's body: the config it declares, and the type only if it was said."""
+    given = _decode(_config_decoder, body) if body else ConfigIn()
+    return resolve_config(given, topic), None if given.type is UNSET else given.type
+
+
+def resolve_config(given: ConfigIn, topic: str) -> TopicConfig:
+    durability: Durability
+    if given.durability is not UNSET:
+        durability = given.durability
+    else:
+        durability = "fsync" if given.durable else "disk"
+    if given.dead_letter is not None:
+        check_name(given.dead_letter, what="dead_letter")
+        if given.dead_letter == topic:
+            raise invalid("dead_letter must name another topic than this one", field="dead_letter")
+    priority = given.priority
+    if priority is not None:
+        low, high = limits.PRIORITY_RANGE
+        priority = min(max(priority, low), high)
+    return TopicConfig(
+        type="log" if given.type is UNSET else given.type,
+        ttl_ms=_unsigned(given.ttl_ms, "ttl_ms"),
+        cap_records=_unsigned(given.cap_records, "cap_records"),
+        cap_bytes=_unsigned(given.cap_bytes, "cap_bytes"),
+        discard=given.discard,
+        durable=durability == "fsync",
+        durability=durability,
+        priority=priority,
+        auto_priority=given.auto_priority,
+        auto_create=given.auto_create,
+        idempotency_window_ms=_unsigned(given.idempotency_window_ms, "idempotency_window_ms"),
+        dedupe_node=given.dedupe_node,
+        lease_ms=_clamped(given.lease_ms, limits.LEASE_MS_RANGE, "lease_ms"),
+        claim_jitter_ms=_clamped(given.claim_jitter_ms, limits.CLAIM_JITTER_MS_RANGE, "claim_jitter_ms"),
+        max_deliveries=_unsigned(given.max_deliveries, "max_deliveries"),
+        dead_letter=given.dead_letter,
+        leases_durable=given.leases_durable,
+    )
+
+
+# --- append ------------------------------------------------------------------------------------------
+
+
+def decode_append(
+    body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None
+) -> tuple[Append, bytes]:
+    """The message head and the batch body. `key` is the Idempotency-Key header; the body's field wins."""
+    given = _decode(_append_decoder, body)
+    records = given.records
+    count = len(records)
+    if count == 0:
+        raise invalid("records must hold at least one record", field="records")
+    if count > settings.max_batch_records:
+        raise ApiError(
+            "batch_too_large",
+            f"{count} records in one write; the most is {settings.max_batch_records}. Split it",
+            {"records": count, "max": settings.max_batch_records},
+        )
+    if given.idempotency_key is not None:
+        key = given.idempotency_key
+    if key is not None and not 1 <= len(key) <= limits.MAX_KEY_CHARS:
+        raise invalid(f"idempotency_key must have 1 to {limits.MAX_KEY_CHARS} characters", field="idempotency_key")
+    data = RECORD_SEPARATOR.join([record.data for record in records])
+    size = len(data) - (count - 1) + count * RECORD_OVERHEAD
+    tags = nodes = metas = None
+    common = given.node
+    if common is not None:
+        _check_text(common, settings.max_node_bytes, "node")
+    if count == 1 or any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
+        tags, nodes, metas, meta_bytes = _side_columns(records, common, settings)
+        size += meta_bytes
+    else:
+        nodes = common
+    if len(body) > settings.max_record_bytes:
+        _check_record_sizes(records, settings.max_record_bytes)
+    config = None if given.config is None else resolve_config(given.config, topic)
+    packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
+    return Append(topic, count, size, given.create, config, key), packed
+
+
+def _side_columns(
+    records: list[_RecordIn], common: str | None, settings: Settings
+) -> tuple[list[str | None] | None, str | list[str | None] | None, list[Raw | None] | None, int]:
+    """Tags, nodes and metas of a batch that has any, checked; a column nobody uses is None."""
+    tags = [record.tag for record in records]
+    nodes = [record.node for record in records]
+    metas = [None if record.meta is None or record.meta == _NULL else record.meta for record in records]
+    meta_bytes = 0
+    used_tags = [tag for tag in tags if tag is not None]
+    for tag in used_tags:
+        _check_text(tag, settings.max_tag_bytes, "tag")
+    used_nodes = [node for node in nodes if node is not None]
+    for node in used_nodes:
+        _check_text(node, settings.max_node_bytes, "node")
+    used_metas = [meta for meta in metas if meta is not None]
+    for meta in used_metas:
+        meta_bytes += _check_meta(meta, settings)
+    all_nodes: str | list[str | None] | None = common
+    if used_nodes:
+        all_nodes = [common if node is None else node for node in nodes]
+    return tags if used_tags else None, all_nodes, metas if used_metas else None, meta_bytes
+
+
+def _check_text(text: str, most: int, field: str) -> None:
+    if len(text) > most or (not text.isascii() and len(text.encode()) > most):
+        raise invalid(f"{field} is longer than {most} bytes", field=field, max=most)
+
+
+def _check_meta(meta: Raw, settings: Settings) -> int:
+    raw = bytes(meta)
+    if raw[:1] != b"{":
+        raise invalid("meta must be an object", field="meta")
+    if len(raw) > settings.max_meta_bytes:
+        raise invalid(f"meta is longer than {settings.max_meta_bytes} bytes", field="meta", max=settings.max_meta_bytes)
+    if raw.count(b":") > limits.MAX_META_KEYS and len(_keys_decoder.decode(raw)) > limits.MAX_META_KEYS:
+        raise invalid(f"meta has more than {limits.MAX_META_KEYS} keys", field="meta", max=limits.MAX_META_KEYS)
+    return len(raw)
+
+
+def _check_record_sizes(records: list[_RecordIn], most: int) -> None:
+    for at, record in enumerate(records):
+        size = len(record.data) + (len(record.meta) if record.meta is not None else 0)
+        if size > most:
+            raise ApiError(
+                "record_too_large",
+                f"record {at} has {size} bytes of data and meta; the most is {most}",
+                {"record": at, "bytes": size, "max": most},
+            )
+
+
+# --- diff and delete ---------------------------------------------------------------------------------
+
+
+def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff:
+    given = _decode(_diff_decoder, body) if body else _DiffIn()
+    if given.limit < 0:
+        raise invalid("limit must not be negative", field="limit")
+    if given.wait_ms < 0:
+        raise invalid("wait_ms must not be negative", field="wait_ms")
+    nodes = [given.node] if isinstance(given.node, str) else given.node
+    if nodes is not None and len(nodes) > limits.MAX_READ_NODES:
+        raise invalid(f"node lists more than {limits.MAX_READ_NODES} ids", field="node")
+    return Diff(
+        topic=topic,
+        from_seq=_unsigned(given.from_seq, "from_seq"),
+        limit=min(given.limit or limits.DEFAULT_LIMIT, settings.max_limit),
+        max_bytes=limits.DEFAULT_BATCH_BYTES,
+        nodes=nodes,
+        include_tags=given.include_tags,
+        include_meta=given.include_meta,
+        wait_ms=min(given.wait_ms, limits.MAX_WAIT_MS),
+    )
+
+
+def decode_delete(body: bytes | bytearray, topic: str) -> DeleteRecords:
+    given = _decode(_delete_decoder, body or b"{}")
+    if given.before_seq is None and given.match is None:
+        raise invalid("a delete needs before_seq, match or both")
+    before = None if given.before_seq is None else _unsigned(given.before_seq, "before_seq")
+    if given.match is None:
+        return DeleteRecords(topic, before, None, False)
+    tag, prefix = decode_match(given.match)
+    return DeleteRecords(topic, before, tag, prefix)
+
+
+def decode_match(match: str | list[Any]) -> tuple[str, bool]:
+    """(tag, whether it is a prefix) from "X", ["tag","Eq","X"] or ["tag","Glob","X*"]."""
+    if isinstance(match, str):
+        return match, False
+    if len(match) != 3 or not all(isinstance(part, str) for part in match) or match[0] != "tag":
+        raise invalid('match must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field="match")
+    _, operator, pattern = match
+    if operator == "Eq":
+        return pattern, False
+    if operator != "Glob":
+        raise invalid(f"match knows Eq and Glob, not {operator[:32]!r}", field="match")
+    if not pattern.endswith("*") or "*" in pattern[:-1]:
+        raise invalid("a Glob pattern is a literal prefix followed by a single *", field="match")
+    return pattern[:-1], True

@@ -1,0 +1,159 @@
+"""Questions on their way to shards: correlation, deadlines, and what happens when a shard goes away.
+
+Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503 at once; one that
+goes down while a call is out makes the outcome unknown, and says so; a retry with the same idempotency key is safe.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from topics.actors import messages
+from topics.actors.link import Link
+from topics.errors import ApiError, RingFull
+from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
+
+
+class _Pending(NamedTuple):
+    call: Call
+    sink: Sink
+    deadline_ms: int
+
+
+class Calls:
+    def __init__(self, *, shards: int, timeout_ms: int) -> None:
+        self._links: list[Link | None] = [None] * shards
+        self._timeout_ms = timeout_ms
+        self._pending: list[dict[int, _Pending]] = [{} for _ in range(shards)]
+        self._next = 1
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pending))
+
+    # --- links ---
+
+    def link_up(self, shard: int, link: Link) -> None:
+        self._links[shard] = link
+
+    def link_down(self, shard: int) -> None:
+        """Nothing asked of this shard will be answered: say so."""
+        self._links[shard] = None
+        pending, self._pending[shard] = self._pending[shard], {}
+        for entry in pending.values():
+            entry.sink.finish(error_response(_unknown_outcome(shard)))
+
+    # --- asking ---
+
+    def submit(self, outcome: Outcome, sink: Sink) -> None:
+        """See that the sink gets its Response, now or later."""
+        if isinstance(outcome, Call):
+            self._send(outcome, sink)
+        elif isinstance(outcome, Response):
+            sink.finish(outcome)
+        else:
+            self._gather(outcome, sink)
+
+    def _gather(self, gather: Gather, sink: Sink) -> None:
+        collector = GatherSink(gather, sink)
+        for index, call in enumerate(gather.calls):
+            self._send(call, collector.slot(index))
+
+    def _send(self, call: Call, sink: Sink) -> int:
+        shard = call.shard
+        link = self._links[shard]
+        if link is None:
+            sink.finish(error_response(_down(shard)))
+            return 0
+        correlation = self._next
+        deadline_ms = time.monotonic_ns() // 1_000_000 + self._timeout_ms + call.timeout_ms
+        try:
+            link.writer.send(
+                messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms)  # type: ignore[arg-type]
+            )
+        except RingFull:
+            self.refused += 1
+            sink.finish(error_response(_backpressure(shard)))
+            return 0
+        self._next = correlation + 1
+        self._pending[shard][correlation] = _Pending(call, sink, deadline_ms)
+        return correlation
+
+    def abandon(self, sink: Sink) -> None:
+        """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""
+        for shard, pending in enumerate(self._pending):
+            for correlation, entry in pending.items():
+                if entry.sink is sink and entry.call.timeout_ms:
+                    link = self._links[shard]
+                    if link is not None:
+                        link.writer.send_always(messages.pack_cancel(correlation))
+                    del pending[correlation]
+                    return
+
+    # --- answers ---
+
+    def has_answers(self) -> bool:
+        return any([link is not None and not link.reader.empty() for link in self._links])
+
+    def drain(self) -> None:
+        """Hand every answer that has arrived to whoever asked."""
+        for shard, link in enumerate(self._links):
+            if link is None:
+                continue
+            pending = self._pending[shard]
+            for message in link.drain():
+                envelope = messages.unpack(message)
+                entry = pending.pop(envelope.correlation, None)
+                if entry is not None:
+                    entry.sink.finish(_render(entry.call, envelope))
+
+    def flush(self) -> None:
+        for link in self._links:
+            if link is not None:
+                link.flush()
+
+    def expire(self) -> None:
+        """End calls whose deadline has passed; they are in order but for long polls."""
+        now = time.monotonic_ns() // 1_000_000
+        for shard, pending in enumerate(self._pending):
+            late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
+            for correlation in late:
+                pending.pop(correlation).sink.finish(error_response(_unknown_outcome(shard)))
+
+
+def _render(call: Call, envelope: messages.Envelope) -> Any:
+    try:
+        return call.render(messages.decode_answer(envelope), envelope.body)
+    except ApiError as error:
+        return error_response(error)
+
+
+def _down(shard: int) -> ApiError:
+    return ApiError(
+        "shard_unavailable",
+        f"shard-{shard} is not serving at the moment; nothing was done. Retry",
+        {"shard": shard},
+        retry_after_s=1,
+    )
+
+
+def _unknown_outcome(shard: int) -> ApiError:
+    return ApiError(
+        "shard_unavailable",
+        f"shard-{shard} went away before it answered: whether the request took effect is unknown. A retry with the same "
+        "idempotency key is safe",
+        {"shard": shard, "outcome": "unknown"},
+        retry_after_s=1,
+    )
+
+
+def _backpressure(shard: int) -> ApiError:
+    return ApiError(
+        "throttled",
+        f"shard-{shard} has more work than it can take; nothing was done. Slow down and retry",
+        {"retry_after_ms": 100, "shard": shard},
+        retry_after_s=1,
+    )
+
+

@@ -1,0 +1,115 @@
+"""A request, what a handler makes of it, and the answer. The same for both lanes.
+
+A handler is a plain function `Request -> Response | Call | Gather` and does no IO: it answers by itself, or names the
+question that shards must answer first and how to render what they say. The lanes do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from topics.actors.messages import Op
+from topics.errors import ApiError
+
+JSON = "application/json"
+
+
+class Request(msgspec.Struct, gc=False):
+    """What a handler may look at. `name` is the validated topic of the path, if the route has one."""
+
+    name: str
+    query: Mapping[str, str]
+    body: bytes | bytearray
+    idempotency_key: str | None
+    started_ns: int
+
+
+class Response(msgspec.Struct):
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    close: bool = False
+
+
+class Call:
+    """One question to one shard. Subclasses add what their answer needs to be rendered."""
+
+    __slots__ = ("body", "head", "op", "shard", "timeout_ms")
+
+    def __init__(self, *, shard: int, op: Op, head: msgspec.Struct, body: bytes = b"", timeout_ms: int = 0) -> None:
+        self.shard = shard
+        self.op = op
+        self.head = head
+        self.body = body
+        self.timeout_ms = timeout_ms  # beyond the usual one: a long poll's wait
+
+    def render(self, answer: Any, body: bytes) -> Any:
+        return answer
+
+
+class Gather:
+    """The same question to several shards; rendered when all have answered."""
+
+    __slots__ = ("calls", "render")
+
+    def __init__(self, calls: Sequence[Call], render: Callable[[list[Any]], Response]) -> None:
+        self.calls = calls
+        self.render = render
+
+
+Outcome = Response | Call | Gather
+
+
+class Sink(Protocol):
+    """Where the rendered answer of a call goes."""
+
+    def finish(self, value: Any) -> None: ...
+
+
+class GatherSink:
+    """Collects the answers of a Gather in shard order; the first failure is the whole answer."""
+
+    def __init__(self, gather: Gather, sink: Sink) -> None:
+        self._gather = gather
+        self._sink = sink
+        self._values: list[Any] = [None] * len(gather.calls)
+        self._left = len(gather.calls)
+
+    def slot(self, index: int) -> Sink:
+        return _Slot(self, index)
+
+    def take(self, index: int, value: Any) -> None:
+        if self._left == 0:
+            return
+        if isinstance(value, Response):
+            self._left = 0
+            self._sink.finish(value)
+            return
+        self._values[index] = value
+        self._left -= 1
+        if self._left == 0:
+            self._sink.finish(self._gather.render(self._values))
+
+
+class _Slot:
+    def __init__(self, parent: GatherSink, index: int) -> None:
+        self._parent = parent
+        self._index = index
+
+    def finish(self, value: Any) -> None:
+        self._parent.take(self._index, value)
+
+
+def error_response(error: ApiError, *, close: bool = False) -> Response:
+    content: dict[str, Any] = {"code": error.code, "message": error.message}
+    if error.detail is not None:
+        content["detail"] = error.detail
+    headers: tuple[tuple[str, str], ...] = ()
+    if error.retry_after_s is not None:
+        headers = (("Retry-After", str(error.retry_after_s)),)
+    if error.code == "method_not_allowed" and error.detail:
+        headers += (("Allow", ", ".join(error.detail.get("allow", []))),)
+    return Response(error.status, msgspec.json.encode({"error": content}), headers, close)

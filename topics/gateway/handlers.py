@@ -1,0 +1,287 @@
+"""Every endpoint: one row in the table, one function. Both lanes serve exactly this table.
+
+A handler gets a checked Request and returns a Response, or the Call or Gather whose answer becomes one. The JSON of hot
+answers is formatted by hand: topic names and numbers need no escaping.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics import __version__, limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, invalid
+from topics.gateway import bodies
+from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
+from topics.settings import Settings
+from topics.shm.counters import Board, State, Word
+from topics.storage.config import owner_of_name
+
+_encode = msgspec.json.Encoder().encode
+_MS = 1_000_000
+
+
+def elapsed_ms(started_ns: int) -> float:
+    return (time.perf_counter_ns() - started_ns) / _MS
+
+
+def _with_performance(content: dict[str, Any], started_ns: int, **more: float) -> bytes:
+    content["performance"] = {"server_total_ms": round(elapsed_ms(started_ns), 3), **more}
+    return _encode(content)
+
+
+class Handlers:
+    """The handlers and what they know: settings, the shard count, the counter board."""
+
+    def __init__(self, settings: Settings, *, shards: int, board: Board) -> None:
+        self.settings = settings
+        self.shards = shards
+        self.board = board
+        self.started_ns = time.monotonic_ns()
+        self.draining = False
+
+    def shard_of(self, topic: str) -> int:
+        return owner_of_name(topic, self.shards)
+
+    # --- records ---
+
+    def append(self, request: Request) -> Outcome:
+        topic = request.name
+        head, batch = bodies.decode_append(
+            request.body, topic, self.settings, key=request.idempotency_key
+        )
+        return _AppendCall(
+            shard=self.shard_of(topic),
+            head=head,
+            body=batch,
+            return_seqs=_flag(request, "return_seqs", True),
+            started_ns=request.started_ns,
+        )
+
+    def diff(self, request: Request) -> Outcome:
+        head = bodies.decode_diff(request.body, request.name, self.settings)
+        return _DiffCall(shard=self.shard_of(request.name), head=head, started_ns=request.started_ns)
+
+    def delete_records(self, request: Request) -> Outcome:
+        head = bodies.decode_delete(request.body, request.name)
+
+        def render(answer: messages.RecordsDeleted, _: bytes) -> Response:
+            content = {
+                "topic": request.name,
+                "deleted": answer.deleted,
+                "earliest_seq": answer.earliest_seq,
+                "head_seq": answer.head_seq,
+                "count": answer.count,
+                "bytes": answer.bytes,
+            }
+            return Response(
+                200, _with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000)
+            )
+
+        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.DELETE_RECORDS, head=head)
+
+    # --- topics ---
+
+    def put_topic(self, request: Request) -> Outcome:
+        config, kind = bodies.decode_config(request.body, request.name)
+
+        def render(answer: messages.TopicPut, _: bytes) -> Response:
+            content = {"topic": request.name, "created": answer.created, "config": answer.config}
+            return Response(201 if answer.created else 200, _with_performance(content, request.started_ns))
+
+        head = messages.PutTopic(request.name, config, kind)
+        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.PUT_TOPIC, head=head)
+
+    def get_topic(self, request: Request) -> Outcome:
+        def render(answer: messages.TopicReport, _: bytes) -> Response:
+            content = {
+                "topic": request.name,
+                "type": answer.config.type,
+                "head_seq": answer.head_seq,
+                "earliest_seq": answer.earliest_seq,
+                "next_seq": answer.head_seq + 1,
+                "count": answer.count,
+                "bytes": answer.bytes,
+                "config": answer.config,
+                "effective_priority": answer.effective_priority,
+                "last_write_ts": answer.last_write_ts,
+                "last_read_ts": answer.last_read_ts,
+            }
+            return Response(200, _with_performance(content, request.started_ns))
+
+        head = messages.GetTopic(request.name, _flag(request, "touch", True))
+        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.GET_TOPIC, head=head)
+
+    def drop_topic(self, request: Request) -> Outcome:
+        def render(answer: messages.TopicDropped, _: bytes) -> Response:
+            content = {"topic": request.name, "deleted": answer.deleted, "routers_removed": []}
+            return Response(200, _with_performance(content, request.started_ns))
+
+        head = messages.DropTopic(request.name, _flag(request, "if_empty", False))
+        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.DROP_TOPIC, head=head)
+
+    def list_topics(self, request: Request) -> Outcome:
+        size = _page_size(request)
+        head = messages.ListTopics(
+            prefix=request.query.get("prefix", ""),
+            after=_after(request.query.get("cursor")),
+            limit=size,
+            touch=_flag(request, "touch", False),
+        )
+
+        def render(answers: list[messages.TopicsListed]) -> Response:
+            rows = heapq.merge(*(answer.rows for answer in answers), key=lambda row: row.topic)
+            page = [row for _, row in zip(range(size), rows, strict=False)]
+            more = any(answer.more for answer in answers) or sum(len(a.rows) for a in answers) > size
+            content: dict[str, Any] = {
+                "topics": [{name: getattr(row, name) for name in row.__struct_fields__} for row in page]
+            }
+            if more and page:
+                content["next_cursor"] = _cursor(page[-1].topic)
+            return Response(200, _with_performance(content, request.started_ns))
+
+        calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]
+        return Gather(calls, render)
+
+    # --- probes ---
+
+    def health(self, request: Request) -> Outcome:
+        uptime_ms = (time.monotonic_ns() - self.started_ns) // _MS
+        content = {"status": "ok", "version": __version__, "uptime_ms": uptime_ms}
+        return Response(200, _with_performance(content, request.started_ns))
+
+    def ready(self, request: Request) -> Outcome:
+        if self.draining:
+            return error_response(shutting_down())
+        rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
+        waiting = [row for row in rows if row.state != State.READY]
+        if waiting:
+            progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
+            states = {row.name: row.state.name.lower() for row in waiting}
+            detail = {"replay_progress": round(progress, 3), "waiting_for": states}
+            return error_response(
+                ApiError("not_ready", f"not ready: {', '.join(states)} not serving yet", detail, retry_after_s=1)
+            )
+        content = {
+            "status": "ready",
+            "wal_replay_complete": True,
+            "topics": sum(row[Word.TOPICS] for row in rows),
+        }
+        return Response(200, _with_performance(content, request.started_ns))
+
+
+def shutting_down() -> ApiError:
+    return ApiError("shutting_down", "the server is shutting down", retry_after_s=2)
+
+
+# --- calls whose answers are formatted by hand, and the others ----------------------------------------
+
+
+class _RenderedCall(Call):
+    __slots__ = ("_render",)
+
+    def __init__(
+        self, render: Callable[[Any, bytes], Response], *, shard: int, op: Op, head: msgspec.Struct
+    ) -> None:
+        super().__init__(shard=shard, op=op, head=head)
+        self._render = render
+
+    def render(self, answer: Any, body: bytes) -> Response:
+        return self._render(answer, body)
+
+
+class _AppendCall(Call):
+    __slots__ = ("_return_seqs", "_started_ns")
+
+    def __init__(
+        self, *, shard: int, head: messages.Append, body: bytes, return_seqs: bool, started_ns: int
+    ) -> None:
+        super().__init__(shard=shard, op=Op.APPEND, head=head, body=body)
+        self._return_seqs = return_seqs
+        self._started_ns = started_ns
+
+    def render(self, answer: messages.Appended, body: bytes) -> Response:
+        first, count = answer.first_seq, answer.count
+        last = first + count - 1
+        if not self._return_seqs:
+            seqs = ""
+        elif count == 1:
+            seqs = f'"seqs":[{first}],'
+        else:
+            seqs = f'"seqs":{_encode(list(range(first, last + 1))).decode()},'
+        created = answer.created
+        return Response(
+            201 if created else 200,
+            (
+                f'{{"topic":"{self.head.topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{answer.head_seq},'
+                f'"count":{count},"created":{"true" if created else "false"},'
+                f'"deduped":{"true" if answer.deduped else "false"},'
+                f'"performance":{{"server_total_ms":{elapsed_ms(self._started_ns):.3f},'
+                f'"wal_append_ms":{answer.wal_us / 1000:.3f},"fsync_ms":{answer.fsync_us / 1000:.3f}}}}}'
+            ).encode(),
+        )
+
+
+class _DiffCall(Call):
+    __slots__ = ("_started_ns",)
+
+    def __init__(self, *, shard: int, head: messages.Diff, started_ns: int) -> None:
+        super().__init__(shard=shard, op=Op.DIFF, head=head, timeout_ms=head.wait_ms)
+        self._started_ns = started_ns
+
+    def render(self, answer: messages.Diffed, body: bytes) -> Response:
+        spent = elapsed_ms(self._started_ns)
+        tail = b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}' % (spent, answer.scanned)
+        return Response(200, body + tail)
+
+
+# --- query parameters --------------------------------------------------------------------------------
+
+
+def _flag(request: Request, name: str, default: bool) -> bool:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if text in ("true", "1"):
+        return True
+    if text in ("false", "0"):
+        return False
+    raise invalid(f"{name} must be true or false", field=name)
+
+
+def _page_size(request: Request) -> int:
+    text = request.query.get("page_size")
+    if text is None:
+        return limits.DEFAULT_PAGE_SIZE
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) == 0:
+        raise invalid(f"page_size must be a number from 1 to {limits.MAX_PAGE_SIZE}", field="page_size")
+    return min(int(text), limits.MAX_PAGE_SIZE)
+
+
+class _Cursor(msgspec.Struct):
+    after: str
+
+
+def _cursor(after: str) -> str:
+    return base64.b64encode(_encode(_Cursor(after))).decode()
+
+
+def _after(cursor: str | None) -> str:
+    if cursor is None:
+        return ""
+    try:
+        # The alphabet of URLs is accepted too: a client may have changed + and / on the way.
+        raw = base64.b64decode(cursor.replace("-", "+").replace("_", "/").replace(" ", "+"), validate=True)
+        return msgspec.json.decode(raw, type=_Cursor).after
+    except (binascii.Error, msgspec.MsgspecError, ValueError):
+        raise invalid("cursor is not one that this server gave out", field="cursor") from None
+
+

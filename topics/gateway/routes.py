@@ -1,0 +1,78 @@
+"""From method and path to a handler: one table, used by both lanes.
+
+A path that exists with another method is 405 and says which; anything else is 404. Percent-escapes are decoded once, after
+the path is cut at its slashes, so an escaped slash is part of a name (and then refused there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from topics.errors import ApiError, invalid
+from topics.gateway.bodies import check_name
+from topics.gateway.exchange import Outcome, Request
+from topics.gateway.handlers import Handlers
+
+Handler = Callable[[Request], Outcome]
+
+
+class Route(NamedTuple):
+    handler: Handler
+    name: str
+    query: dict[str, str]
+    takes_body: bool
+
+
+class Routes:
+    """`*` stands for a topic's name."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._table: dict[tuple[str, ...], dict[str, Handler]] = {
+            ("v0", "topics"): {"GET": handlers.list_topics},
+            ("v0", "topics", "*"): {
+                "PUT": handlers.put_topic,
+                "GET": handlers.get_topic,
+                "DELETE": handlers.drop_topic,
+                "POST": handlers.append,
+            },
+            ("v0", "topics", "*", "diff"): {"POST": handlers.diff},
+            ("v0", "topics", "*", "delete"): {"POST": handlers.delete_records},
+            ("v0", "health"): {"GET": handlers.health},
+            ("v0", "ready"): {"GET": handlers.ready},
+            ("healthz",): {"GET": handlers.health},
+            ("health",): {"GET": handlers.health},
+            ("readyz",): {"GET": handlers.ready},
+            ("ready",): {"GET": handlers.ready},
+        }
+
+    def find(self, method: str, target: str) -> Route:
+        path, _, query_text = target.partition("?")
+        parts = tuple(path.split("/")[1:])
+        methods = self._table.get(parts)
+        name = ""
+        if methods is None and len(parts) >= 3:
+            methods = self._table.get((*parts[:2], "*", *parts[3:]))
+            name = parts[2]
+        if methods is None:
+            raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
+        handler = methods.get(method)
+        if handler is None:
+            allow = sorted(methods)
+            raise ApiError(
+                "method_not_allowed", f"{method} is not for {path[:256]}; use {' or '.join(allow)}", {"allow": allow}
+            )
+        if name or (len(parts) >= 3 and parts[2] == ""):
+            try:
+                name = check_name(unquote(name, errors="strict"))
+            except UnicodeDecodeError:
+                raise invalid("the topic name in the path is not valid UTF-8") from None
+        query: dict[str, str] = {}
+        if query_text:
+            try:
+                for key, value in parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict"):
+                    query.setdefault(key, value)
+            except ValueError:
+                raise invalid("the query string can't be read") from None
+        return Route(handler, name, query, method in ("POST", "PUT"))

@@ -1,0 +1,283 @@
+"""The shard process: recover, then serve the rings in rounds until told to stop.
+
+A round: drain every ring, handle what came, commit once, take in finished syncs and moves, flush every ring, ring each
+bell at most once. Stopping: answer what is in the rings, sync, write a clean snapshot.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+
+from topics.actors.context import Context
+from topics.actors.idle import Idle, spin_us
+from topics.actors.link import Link
+from topics.errors import CorruptData, FormatError, RingPoisoned
+from topics.shm.counters import Word, sync_bucket
+from topics.storage.paths import shard_dir
+from topics.walshard.clock import Clock
+from topics.walshard.disk import Disk
+from topics.walshard.engine import Engine
+from topics.walshard.mover import Mover
+from topics.walshard.recovery import Recovery, boot_id, remove_layout, remove_leftovers
+from topics.walshard.segments import OpenFiles
+from topics.walshard.syncer import Syncer
+from topics.walshard.wal import Wal
+
+MAINTENANCE_NS = 200_000_000
+QUIET_SHARE = 0.3  # busy for less than this share of the time: a good moment to move things
+
+
+async def run(context: Context) -> None:
+    sys.setswitchinterval(0.0005)  # the syncer and the mover must get the interpreter quickly
+    shard = Shard(context)
+    try:
+        shard.recover()
+    except (CorruptData, FormatError) as error:
+        context.log.error("recovery refused", reason=str(error))
+        context.fail(str(error))
+    gc.collect()
+    gc.freeze()  # what recovery built lives long: later collections need not walk it
+    context.ready()
+    await shard.serve()
+
+
+class Shard:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._links: dict[str, Link] = dict(context.links)
+        context.on_link_up = self._link_up
+        context.on_link_down = self._link_down
+        context.on_stop = self._stop
+        context.on_layout_committed = self._layout_committed
+        self._stopping = False
+        self._disk = Disk()
+        self._busy_ns = 0
+
+    # --- start ---------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        context, settings = self._context, self._context.settings
+        started = time.monotonic()
+        context.recovering(0)
+        clock = Clock()
+        files = OpenFiles(self._disk)
+        boot = boot_id()
+        old_layout = context.layout if context.old_layout is None else context.old_layout
+        old_shards = context.shards if context.old_shards is None else context.old_shards
+        moving = context.old_layout is not None
+        folder = shard_dir(settings.data_dir, context.index)
+        self._disk.make_dir(folder)
+        if moving:
+            self._remove_own(context.layout)  # of a move that did not finish
+        recovery = Recovery(
+            settings=settings,
+            disk=self._disk,
+            files=files,
+            clock=clock,
+            shard=context.index,
+            shards=context.shards,
+            boot=boot,
+            progress=context.recovering,
+        )
+        recovered = recovery.run(layout=old_layout, old_shards=old_shards)
+        for note in recovered.notes:
+            context.log.warning("recovery", note=note)
+        wal = Wal(
+            self._disk,
+            folder,
+            shard=context.index,
+            layout=context.layout,
+            boot_id=boot,
+            file_bytes=settings.wal_file_bytes,
+            next_lsn=1 if moving else recovered.next_lsn,
+            next_file_no=1 if moving else recovered.next_file_no,
+            recovered=recovered.wal_files,
+        )
+        self._syncer = Syncer(self._disk)
+        self._engine = Engine(
+            settings=settings,
+            topics=recovered.topics,
+            totals=recovered.totals,
+            wal=wal,
+            syncer=self._syncer,
+            clock=clock,
+            instance_totals=self._instance_totals,
+        )
+        self._engine.on_sync = self._count_sync
+        self._mover = Mover(
+            self._engine,
+            self._disk,
+            files,
+            settings=settings,
+            shard=context.index,
+            layout=context.layout,
+            folder=folder,
+            next_snapshot_no=recovered.next_snapshot_no,
+            snapshot_lsn=0 if moving else recovered.snapshot_lsn,
+        )
+        if moving:
+            self._move_all()
+        else:
+            for path in recovered.snapshots:
+                self._mover.adopt_snapshot(path)
+            removed = remove_leftovers(
+                recovered, settings, shard=context.index, shards=context.shards, disk=self._disk
+            )
+            if removed:
+                context.log.info("removed leftover files", files=removed)
+        self._publish_counters()
+        context.log.info(
+            "recovered",
+            topics=len(recovered.topics),
+            records=recovered.totals.records,
+            frames=recovered.frames,
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+    def _move_all(self) -> None:
+        """The shard count changed: everything of ours goes into segments and a snapshot of the new layout."""
+        wal = self._engine.wal
+        for topic in self._engine.topics.values():
+            if topic.tail_rows:
+                self._mover.flush(topic)
+                self._mover.wait()
+        for file in wal.older:
+            file.last_lsn = 0  # of the old layout; the new one's frames count from 1
+        foreign, wal.older = wal.older, []
+        self._mover.checkpoint()
+        self._mover.wait()
+        for file in foreign:
+            self._disk.close(file.fd)
+
+    def _remove_own(self, layout: int) -> None:
+        remove_layout(self._context.settings, layout=layout, disk=self._disk, shard=self._context.index)
+
+    def _layout_committed(self) -> None:
+        """The manifest names our layout now: what older ones left is of no use."""
+        remove_layout(
+            self._context.settings, layout=self._context.layout - 1, disk=self._disk, shard=self._context.index
+        )
+
+    # --- serving -------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        context, engine, mover, syncer = self._context, self._engine, self._mover, self._syncer
+        processes = len(context.board.rows())
+        idle = Idle(context.bell, spin_us=spin_us(context.settings.spin_us, processes=processes))
+        idle.register(syncer.event_fd)
+        idle.register(mover.event_fd)
+        maintenance_ns = time.monotonic_ns() + MAINTENANCE_NS
+        last_work_ns = 0
+        while not self._stopping:
+            until = engine.next_deadline_ns
+            if mover.pending or engine.wal.written_lsn != mover.snapshot_lsn:
+                until = maintenance_ns if until is None else min(until, maintenance_ns)
+            await idle.wait(
+                self._has_work,
+                expecting=time.monotonic_ns() - last_work_ns < 1_000_000,
+                linger=True,
+                until_ns=until,
+            )
+            started = time.monotonic_ns()
+            if self._round():
+                last_work_ns = started
+            now = time.monotonic_ns()
+            self._busy_ns += now - started
+            if now >= maintenance_ns:
+                share = self._busy_ns / (now - maintenance_ns + MAINTENANCE_NS)
+                mover.step(quiet=share < QUIET_SHARE)
+                self._busy_ns = 0
+                maintenance_ns = now + MAINTENANCE_NS
+        self._finish()
+        idle.close()
+
+    def _has_work(self) -> bool:
+        return any(not link.reader.empty() for link in self._links.values())
+
+    def _round(self) -> bool:
+        engine = self._engine
+        handled = 0
+        for peer, link in list(self._links.items()):
+            try:
+                batch = link.drain()
+            except RingPoisoned as error:
+                self._context.log.error("ring poisoned", peer=peer, reason=str(error))
+                raise
+            writer = link.writer
+            for message in batch:
+                engine.handle(message, writer)
+            handled += len(batch)
+        engine.commit()
+        if self._syncer.busy and (outcome := self._syncer.take()) is not None:
+            engine.synced(outcome)
+        if self._mover.busy:
+            self._mover.take()
+        if engine.sync_is_due:
+            engine.sync_now()
+        engine.end_polls()
+        for link in self._links.values():
+            link.flush()
+        if handled:
+            self._publish_counters()
+        return handled > 0
+
+    def _finish(self) -> None:
+        """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
+        self._round()
+        self._mover.wait()
+        while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
+            if not self._syncer.busy:
+                self._engine.sync_now()
+            self._engine.synced(self._syncer.wait())
+        for link in self._links.values():
+            link.flush()
+        self._mover.checkpoint(clean=True)
+        self._mover.wait()
+        self._syncer.close()
+        self._mover.close()
+        self._context.log.info("stopped", lsn=self._engine.wal.written_lsn)
+
+    # --- callbacks -----------------------------------------------------------------------------------
+
+    def _link_up(self, peer: str, link: Link) -> None:
+        self._links[peer] = link
+
+    def _link_down(self, peer: str) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._engine.forget(link.writer)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._context.bell.ring_always()
+
+    def _count_sync(self, took_us: int) -> None:
+        words = self._context.row.words
+        words[Word.WAL_FSYNCS] += 1
+        words[Word.WAL_SYNC_US_SUM] += took_us
+        words[Word.SYNC_BUCKETS + sync_bucket(took_us)] += 1
+
+    def _instance_totals(self) -> tuple[int, int]:
+        """Topics and bytes of all shards: the others' as they last said, ours as they are."""
+        topics, size = len(self._engine.topics), self._engine.totals.bytes
+        for row in self._context.board.rows():
+            if row.name != self._context.name:
+                topics += row[Word.TOPICS]
+                size += row[Word.BYTES_LIVE]
+        return topics, size
+
+    def _publish_counters(self) -> None:
+        engine, wal = self._engine, self._engine.wal
+        words = self._context.row.words
+        words[Word.TOPICS] = len(engine.topics)
+        words[Word.RECORDS_LIVE] = engine.totals.records
+        words[Word.BYTES_LIVE] = engine.totals.bytes
+        words[Word.REQUESTS] = engine.requests
+        words[Word.WAL_FRAMES] = wal.frames
+        words[Word.WAL_BATCHES] = wal.batches
+        words[Word.WAL_BYTES] = wal.bytes_written
+        words[Word.WAL_ROTATIONS] = wal.rotations
+        words[Word.WAL_READ_ONLY] = int(engine.read_only)
+
