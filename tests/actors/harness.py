@@ -66,6 +66,7 @@ class RoleServer:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
+            start_new_session=True,  # a process group of its own, as a terminal gives it
         )
         self.pid = self.popen.pid
         self._board: Board | None = None

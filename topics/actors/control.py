@@ -13,6 +13,7 @@ in the order of `links`, the listening socket if `listener`, the data folder's l
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import socket
@@ -24,6 +25,7 @@ from topics.errors import TopicsError
 from topics.settings import Settings
 
 MAX_MESSAGE_BYTES = 192 * 1024  # below the default socket buffer; a Boot for 80 processes is a twentieth
+_FD_BYTES = array.array("i").itemsize
 MAX_FDS = 253  # the kernel's own bound; the largest process table needs about 150
 
 
@@ -112,21 +114,23 @@ class Channel:
         if len(packet) > MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:
             raise OSError(errno.EMSGSIZE, f"control message of {len(packet)} bytes with {len(fds)} fds")
         try:
-            if fds:
-                socket.send_fds(self.sock, [packet], fds, socket.MSG_DONTWAIT)
-            else:
-                self.sock.send(packet, socket.MSG_DONTWAIT)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            self.sock.sendmsg([packet], rights, socket.MSG_DONTWAIT)
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed("the other side of the control channel is gone") from None
 
     def receive(self) -> tuple[Message, list[int]]:
         """The next message with its fds; BlockingIOError if there is none and the socket does not block."""
+        # Not socket.recv_fds: on 3.11 it drops the flags, and the fds would leak into grandchildren.
+        space = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
         try:
-            packet, fds, flags, _ = socket.recv_fds(
-                self.sock, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, rights, flags, _ = self.sock.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             raise ChannelClosed("the other side of the control channel is gone") from None
+        fds = array.array("i")
+        for level, kind, data in rights:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
         if not packet:
             raise ChannelClosed("the other side of the control channel is gone")
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):

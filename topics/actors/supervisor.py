@@ -391,11 +391,14 @@ class Supervisor:
             self._announced = True
             self._row.set(Word.STATE, State.READY)
             shards = f"{self._plan.shards} shard{'' if self._plan.shards == 1 else 's'}"
-            print(
+            line = (
                 f"topics {__version__} ready on {url(self._settings.host, self.port)} "
-                f"({shards}, data in {self._settings.data_dir})",
-                flush=True,
+                f"({shards}, data in {self._settings.data_dir})"
             )
+            try:
+                print(line, flush=True)
+            except OSError:
+                pass  # nobody reads our stdout; that is no reason not to serve
 
     def _commit_layout(self, stores: list[_Child]) -> None:
         try:
@@ -480,11 +483,13 @@ def _require_shared_memory(needed: int) -> None:
 
 
 def _raise_open_files_limit() -> None:
-    """As far as we may: each client connection is one, and children inherit the limit."""
+    """As far as we may and need: each client connection is one, and children inherit the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
+    wanted = 4 * limits.MAX_CONNECTIONS
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= target:
         return
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (ValueError, OSError) as exc:
         sys.stderr.write(f"could not raise the open files limit beyond {soft}: {exc}\n")
