@@ -9,7 +9,7 @@ import signal
 from topics.shm.doorbell import Doorbell
 from topics.shm.region import Region
 
-ROUNDS = 50_000
+ROUNDS = 20_000
 PUBLISHED, ANSWERED, PING_ASLEEP, PONG_ASLEEP = 0, 8, 16, 24
 
 
