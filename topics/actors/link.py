@@ -39,5 +39,3 @@ class Link:
     def close(self) -> None:
         self.writer.close()
         self.reader.close()
-
-

@@ -40,7 +40,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
     pass
 
 
-class Append(_Message):
+class Append(_Message, frozen=True):
     topic: str
     count: int
     size: int  # what the records count for in the topic's bytes
@@ -49,7 +49,7 @@ class Append(_Message):
     key: str | None = None
 
 
-class Appended(_Message):
+class Appended(_Message, frozen=True):
     first_seq: int
     count: int
     head_seq: int
@@ -59,7 +59,7 @@ class Appended(_Message):
     fsync_us: int
 
 
-class Diff(_Message):
+class Diff(_Message, frozen=True):
     topic: str
     from_seq: int
     limit: int
@@ -70,30 +70,30 @@ class Diff(_Message):
     wait_ms: int = 0
 
 
-class Diffed(_Message):
+class Diffed(_Message, frozen=True):
     """The body is the answer's JSON up to its performance block."""
 
     scanned: int
     waited_ms: int
 
 
-class PutTopic(_Message):
+class PutTopic(_Message, frozen=True):
     topic: str
     config: TopicConfig
     type: TopicType | None  # None: keep the type of a topic that exists
 
 
-class TopicPut(_Message):
+class TopicPut(_Message, frozen=True):
     created: bool
     config: TopicConfig
 
 
-class GetTopic(_Message):
+class GetTopic(_Message, frozen=True):
     topic: str
     touch: bool
 
 
-class TopicReport(_Message):
+class TopicReport(_Message, frozen=True):
     head_seq: int
     earliest_seq: int
     count: int
@@ -104,23 +104,23 @@ class TopicReport(_Message):
     last_read_ts: int | None
 
 
-class DropTopic(_Message):
+class DropTopic(_Message, frozen=True):
     topic: str
     if_empty: bool
 
 
-class TopicDropped(_Message):
+class TopicDropped(_Message, frozen=True):
     deleted: bool
 
 
-class ListTopics(_Message):
+class ListTopics(_Message, frozen=True):
     prefix: str
     after: str
     limit: int
     touch: bool
 
 
-class TopicRow(_Message):
+class TopicRow(_Message, frozen=True):
     topic: str
     head_seq: int
     earliest_seq: int
@@ -130,19 +130,19 @@ class TopicRow(_Message):
     effective_priority: int
 
 
-class TopicsListed(_Message):
+class TopicsListed(_Message, frozen=True):
     rows: list[TopicRow]
     more: bool
 
 
-class DeleteRecords(_Message):
+class DeleteRecords(_Message, frozen=True):
     topic: str
     before_seq: int | None
     tag: str | None
     prefix: bool  # the tag is a prefix
 
 
-class RecordsDeleted(_Message):
+class RecordsDeleted(_Message, frozen=True):
     deleted: int
     earliest_seq: int
     head_seq: int
@@ -151,7 +151,7 @@ class RecordsDeleted(_Message):
     fsync_us: int
 
 
-class Failure(_Message):
+class Failure(_Message, frozen=True):
     code: str
     message: str
     detail: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """Request bodies: decoded, checked, and turned into what shards understand. Every refusal is an ApiError.
 
-`data` and `meta` stay raw JSON bytes and are never interpreted. What is unknown is ignored; what is known and of the wrong
-type is refused; a duplicate key's last value counts.
+`data` and `meta` stay raw JSON bytes and are never interpreted. What is unknown is ignored; what is known and of
+the wrong type is refused; a duplicate key's last value counts.
 """
 
 from __future__ import annotations
@@ -167,9 +167,7 @@ def resolve_config(given: ConfigIn, topic: str) -> TopicConfig:
 # --- append ------------------------------------------------------------------------------------------
 
 
-def decode_append(
-    body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None
-) -> tuple[Append, bytes]:
+def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None) -> tuple[Append, bytes]:
     """The message head and the batch body. `key` is the Idempotency-Key header; the body's field wins."""
     given = _decode(_append_decoder, body)
     records = given.records
@@ -192,7 +190,9 @@ def decode_append(
     common = given.node
     if common is not None:
         _check_text(common, settings.max_node_bytes, "node")
-    if count == 1 or any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
+    if count == 1 or any(
+        [record.tag is not None or record.meta is not None or record.node is not None for record in records]
+    ):
         tags, nodes, metas, meta_bytes = _side_columns(records, common, settings)
         size += meta_bytes
     else:

@@ -1,7 +1,8 @@
 """Questions on their way to shards: correlation, deadlines, and what happens when a shard goes away.
 
-Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503 at once; one that
-goes down while a call is out makes the outcome unknown, and says so; a retry with the same idempotency key is safe.
+Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503
+at once; one that goes down while a call is out makes the outcome unknown, and says so; a retry with the same
+idempotency key is safe.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ def _down(shard: int) -> ApiError:
 def _unknown_outcome(shard: int) -> ApiError:
     return ApiError(
         "shard_unavailable",
-        f"shard-{shard} went away before it answered: whether the request took effect is unknown. A retry with the same "
-        "idempotency key is safe",
+        f"shard-{shard} went away before it answered: whether the request took effect is unknown. "
+        "A retry with the same idempotency key is safe",
         {"shard": shard, "outcome": "unknown"},
         retry_after_s=1,
     )
@@ -155,5 +156,3 @@ def _backpressure(shard: int) -> ApiError:
         {"retry_after_ms": 100, "shard": shard},
         retry_after_s=1,
     )
-
-

@@ -1,7 +1,7 @@
 """Every endpoint: one row in the table, one function. Both lanes serve exactly this table.
 
-A handler gets a checked Request and returns a Response, or the Call or Gather whose answer becomes one. The JSON of hot
-answers is formatted by hand: topic names and numbers need no escaping.
+A handler gets a checked Request and returns a Response, or the Call or Gather whose answer becomes one. The JSON of
+hot answers is formatted by hand: topic names and numbers need no escaping.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class Handlers:
 
     def append(self, request: Request) -> Outcome:
         topic = request.name
-        head, batch = bodies.decode_append(
-            request.body, topic, self.settings, key=request.idempotency_key
-        )
+        head, batch = bodies.decode_append(request.body, topic, self.settings, key=request.idempotency_key)
         return _AppendCall(
             shard=self.shard_of(topic),
             head=head,
@@ -82,9 +80,7 @@ class Handlers:
                 "count": answer.count,
                 "bytes": answer.bytes,
             }
-            return Response(
-                200, _with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000)
-            )
+            return Response(200, _with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
 
         return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.DELETE_RECORDS, head=head)
 
@@ -188,9 +184,7 @@ def shutting_down() -> ApiError:
 class _RenderedCall(Call):
     __slots__ = ("_render",)
 
-    def __init__(
-        self, render: Callable[[Any, bytes], Response], *, shard: int, op: Op, head: msgspec.Struct
-    ) -> None:
+    def __init__(self, render: Callable[[Any, bytes], Response], *, shard: int, op: Op, head: msgspec.Struct) -> None:
         super().__init__(shard=shard, op=op, head=head)
         self._render = render
 
@@ -199,12 +193,11 @@ class _RenderedCall(Call):
 
 
 class _AppendCall(Call):
-    __slots__ = ("_return_seqs", "_started_ns")
+    __slots__ = ("_return_seqs", "_started_ns", "_topic")
 
-    def __init__(
-        self, *, shard: int, head: messages.Append, body: bytes, return_seqs: bool, started_ns: int
-    ) -> None:
+    def __init__(self, *, shard: int, head: messages.Append, body: bytes, return_seqs: bool, started_ns: int) -> None:
         super().__init__(shard=shard, op=Op.APPEND, head=head, body=body)
+        self._topic = head.topic
         self._return_seqs = return_seqs
         self._started_ns = started_ns
 
@@ -221,7 +214,7 @@ class _AppendCall(Call):
         return Response(
             201 if created else 200,
             (
-                f'{{"topic":"{self.head.topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{answer.head_seq},'
+                f'{{"topic":"{self._topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{answer.head_seq},'
                 f'"count":{count},"created":{"true" if created else "false"},'
                 f'"deduped":{"true" if answer.deduped else "false"},'
                 f'"performance":{{"server_total_ms":{elapsed_ms(self._started_ns):.3f},'
@@ -283,5 +276,3 @@ def _after(cursor: str | None) -> str:
         return msgspec.json.decode(raw, type=_Cursor).after
     except (binascii.Error, msgspec.MsgspecError, ValueError):
         raise invalid("cursor is not one that this server gave out", field="cursor") from None
-
-

@@ -1,7 +1,7 @@
 """From method and path to a handler: one table, used by both lanes.
 
-A path that exists with another method is 405 and says which; anything else is 404. Percent-escapes are decoded once, after
-the path is cut at its slashes, so an escaped slash is part of a name (and then refused there).
+A path that exists with another method is 405 and says which; anything else is 404. Percent-escapes are decoded
+once, after the path is cut at its slashes, so an escaped slash is part of a name (and then refused there).
 """
 
 from __future__ import annotations

@@ -50,9 +50,7 @@ class _Ring:
         if self._words[layout.WORD_MAGIC] != layout.MAGIC or self.capacity != len(self._data):
             raise RingPoisoned("not a ring: magic or capacity is wrong")
         if self._words[layout.WORD_GENERATION] != generation:
-            raise RingPoisoned(
-                f"ring of generation {self._words[layout.WORD_GENERATION]}, expected {generation}"
-            )
+            raise RingPoisoned(f"ring of generation {self._words[layout.WORD_GENERATION]}, expected {generation}")
         self._generation = generation & 0xFFFF
         self._max_payload = layout.max_payload(self.capacity)
         self._messages = 0

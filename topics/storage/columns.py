@@ -1,14 +1,14 @@
 """The body of a batch: its records by column, so that appending and reading cost no work per record.
 
-    0           4          8           12          16
-    | times len | tags len | nodes len | metas len | times | tags | nodes | metas | data ...
-    | u32       | u32      | u32       | u32       |
+0           4          8           12          16
+| times len | tags len | nodes len | metas len | times | tags | nodes | metas | data ...
+| u32       | u32      | u32       | u32       |
 
-    times  JSON array of [count, ts_ms] runs; absent (length 0) where the frame's ts holds for all
-    tags   JSON array of string or null, one per record; absent if no record has a tag
-    nodes  one JSON string for all records, or an array of string or null
-    metas  JSON array of object or null, verbatim
-    data   the JSON values as they were sent, joined by RS (0x1E), which no JSON text can contain
+times  JSON array of [count, ts_ms] runs; absent (length 0) where the frame's ts holds for all
+tags   JSON array of string or null, one per record; absent if no record has a tag
+nodes  one JSON string for all records, or an array of string or null
+metas  JSON array of object or null, verbatim
+data   the JSON values as they were sent, joined by RS (0x1E), which no JSON text can contain
 """
 
 from __future__ import annotations

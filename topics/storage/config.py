@@ -41,13 +41,12 @@ _BUCKETS = 0xFFFF
 
 def bucket_of(name: str) -> int:
     """A stable 16-bit hash of a topic's name: the low bits of its id, and what decides its shard."""
-    return xxh3_64_intdigest(name) & _BUCKETS
+    return xxh3_64_intdigest(name.encode()) & _BUCKETS
 
 
 def topic_id(name: str, entropy: int) -> int:
     """48 random bits tell instances of a name apart; the bucket below them names the owner."""
     return (entropy & 0xFFFF_FFFF_FFFF) << 16 | bucket_of(name)
-
 
 
 def owner_of_name(name: str, shards: int) -> int:

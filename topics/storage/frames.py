@@ -6,6 +6,7 @@ that is the end, a torn tail or corruption is recovery.py's decision.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from topics.storage.format import (
     frame_bytes,
 )
 
+Readable = bytes | memoryview | mmap.mmap
 _PADDING = [bytes(n) for n in range(8)]
 
 
@@ -60,7 +62,7 @@ class Frame(NamedTuple):
 
     type: int
     flags: int
-    count: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count
     topic_id: int
     first_seq: int
     ts: int
@@ -91,14 +93,12 @@ def encode_frame(
     flags: int = 0,
 ) -> bytes:
     size = FRAME_HEADER.size + len(key) + len(body)
-    header = FRAME_HEADER.pack(
-        salt, len(body), type, flags, len(key), count, topic_id, first_seq, ts, lsn, synced
-    )
+    header = FRAME_HEADER.pack(salt, len(body), type, flags, len(key), count, topic_id, first_seq, ts, lsn, synced)
     frame = b"".join((header, key, body, _PADDING[-size & 7]))
     return frame + CHECKSUM.pack(xxh3_64_intdigest(frame))
 
 
-def decode_frame(data: bytes | memoryview, offset: int, *, salt: int) -> Frame | None:
+def decode_frame(data: Readable, offset: int, *, salt: int) -> Frame | None:
     """The frame at `offset`, or None if there is none that passes its checks."""
     room = len(data) - offset
     if room < FRAME_HEADER.size + CHECKSUM.size:
@@ -120,7 +120,7 @@ def decode_frame(data: bytes | memoryview, offset: int, *, salt: int) -> Frame |
     return Frame(kind, flags, count, topic_id, first_seq, ts, lsn, synced, key, body, offset, length)
 
 
-def scan(data: bytes | memoryview, *, salt: int, start: int = FILE_HEADER_BYTES) -> Iterator[Frame]:
+def scan(data: Readable, *, salt: int, start: int = FILE_HEADER_BYTES) -> Iterator[Frame]:
     """Good frames from `start` on, until the first place that holds none."""
     offset = start
     while (frame := decode_frame(data, offset, salt=salt)) is not None:
@@ -128,7 +128,7 @@ def scan(data: bytes | memoryview, *, salt: int, start: int = FILE_HEADER_BYTES)
         offset += frame.length
 
 
-def find_frame_after(data: bytes | memoryview, *, salt: int, start: int) -> Frame | None:
+def find_frame_after(data: Readable, *, salt: int, start: int) -> Frame | None:
     """The first good frame at or after `start` (8-byte steps): shows whether a log goes on behind a hole."""
     needle = salt.to_bytes(4, "little")
     whole = bytes(data)

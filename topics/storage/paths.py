@@ -1,10 +1,10 @@
 """Where things are in a data folder. Topic files are named by number, never by name.
 
-    <data>/topics.json                              format, layout, shard count
-    <data>/LOCK                                     who serves it
-    <data>/wal/shard-NN/LLLLLLLL-FFFFFFFFFFFF.wal   layout and file number, in hex
-    <data>/wal/shard-NN/LLLLLLLL-FFFFFFFFFFFF.snap  likewise; the highest number is current
-    <data>/topics/<id>/<first seq>.data .idx        segments of a topic
+<data>/topics.json                              format, layout, shard count
+<data>/LOCK                                     who serves it
+<data>/wal/shard-NN/LLLLLLLL-FFFFFFFFFFFF.wal   layout and file number, in hex
+<data>/wal/shard-NN/LLLLLLLL-FFFFFFFFFFFF.snap  likewise; the highest number is current
+<data>/topics/<id>/<first seq>.data .idx        segments of a topic
 """
 
 from __future__ import annotations

@@ -179,9 +179,7 @@ def encode_index(
         directory.append((first_tag, at, len(page)))
         at += len(page)
     encoded = _encode(directory)
-    head = INDEX_HEADER.pack(
-        INDEX_MAGIC, FORMAT_VERSION, 0, topic_id, first_seq, last_seq, len(table), len(encoded)
-    )
+    head = INDEX_HEADER.pack(INDEX_MAGIC, FORMAT_VERSION, 0, topic_id, first_seq, last_seq, len(table), len(encoded))
     checksum = CHECKSUM.pack(xxh3_64_intdigest(head + table + encoded))
     return b"".join((head, checksum, table, encoded, *(page for _, page in pages)))
 
@@ -250,5 +248,3 @@ def decode_tag_page(data: bytes, *, path: str) -> _TagPage:
     if len(data) < CHECKSUM.size or CHECKSUM.unpack_from(data, len(page))[0] != xxh3_64_intdigest(page):
         raise CorruptData(f"{path}: tag page checksum fails")
     return _decode_page(page)
-
-

@@ -14,10 +14,6 @@ class BatchCache:
         self._bytes = 0
         self._kept: deque[tuple[Row, int, bool]] = deque()  # row, bytes, whether it is the rendered form
 
-    @property
-    def bytes(self) -> int:
-        return self._bytes
-
     def keep_body(self, row: Row, body: bytes) -> None:
         """A row without a source keeps its body for good; it is not ours to let go."""
         row.body = body

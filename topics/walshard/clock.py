@@ -1,8 +1,8 @@
 """A clock that never goes back, whatever the wall clock does.
 
-When the wall clock falls behind, this one goes on at half speed until the wall has caught up: time still passes, so TTLs
-still end, and a wrong clock that was set right is forgotten instead of followed. Recovery starts it from the highest
-time on disk.
+When the wall clock falls behind, this one goes on at half speed until the wall has caught up: time still passes, so
+TTLs still end, and a wrong clock that was set right is forgotten instead of followed. Recovery starts it from the
+highest time on disk.
 """
 
 from __future__ import annotations

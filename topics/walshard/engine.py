@@ -1,7 +1,7 @@
 """The shard's commands: what each request does to topics and log, when it is answered, when it is seen.
 
-One drain of the rings is one commit: appends are staged, everything else first commits what is staged, so requests of one
-link take effect in order. The life of an append:
+One drain of the rings is one commit: appends are staged, everything else first commits what is staged, so requests
+of one link take effect in order. The life of an append:
 
     request -> staged -> written -> [synced] -> published -> answered
                  |          |
@@ -30,6 +30,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, DiskFull, topic_not_found
 from topics.settings import Settings
 from topics.storage.config import TopicConfig, topic_id
+from topics.storage.control import DeleteFrame, TopicFrame
 from topics.storage.format import FrameType
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
@@ -37,7 +38,6 @@ from topics.walshard.clock import Clock
 from topics.walshard.disk import kill_point
 from topics.walshard.idempotency import Remembered
 from topics.walshard.priority import effective_priority
-from topics.storage.control import DeleteFrame, TopicFrame
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
 from topics.walshard.topic import Topic, Totals
@@ -153,7 +153,9 @@ class Engine:
         try:
             if op != Op.APPEND:
                 self.commit()
-            answer = self._handlers[op](messages.decode_request(op, envelope.head), envelope.body, reply_to, correlation)
+            answer = self._handlers[op](
+                messages.decode_request(op, envelope.head), envelope.body, reply_to, correlation
+            )
         except ApiError as error:
             answer = messages.pack_failure(op, correlation, error)
         except DiskFull:
@@ -339,7 +341,7 @@ class Engine:
         if retention.never_fits(topic, records=request.count, size=request.size):
             raise ApiError(
                 "record_too_large",
-                f"{request.count} records of {request.size} bytes can never fit topic \"{topic.name}\"; split the write or "
+                f'{request.count} records of {request.size} bytes can never fit topic "{topic.name}"; split the write or '
                 "raise its caps",
                 detail,
             )
@@ -413,7 +415,9 @@ class Engine:
     def _take_back(self, staged: list[_Written], error: BaseException) -> None:
         """The write failed: as if these requests had never come."""
         self.read_only = True
-        failure = _storage_full() if isinstance(error, DiskFull) else ApiError("internal", f"the log write failed: {error}")
+        failure = (
+            _storage_full() if isinstance(error, DiskFull) else ApiError("internal", f"the log write failed: {error}")
+        )
         for entry in reversed(staged):
             topic = entry.topic
             topic.next_seq = entry.row.first
@@ -443,6 +447,8 @@ class Engine:
             if topic.id in self._pollers:
                 self._wake_pollers(topic)
         kill_point("reply")
+        if not topic.needs_sync:
+            fsync_us = 0  # it waited for its topic's creation, not for its own class
         answer = messages.Appended(
             row.first, row.count, max(topic.head_seq, row.last), entry.created, False, entry.wal_us, fsync_us
         )
@@ -519,7 +525,9 @@ class Engine:
         )
         return messages.pack(Op.GET_TOPIC, correlation, report)
 
-    def _drop_topic(self, request: messages.DropTopic, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
+    def _drop_topic(
+        self, request: messages.DropTopic, body: bytes, reply_to: ReplyTo, correlation: int
+    ) -> bytes | None:
         topic = self.topics.get(request.topic)
         if topic is None:
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
@@ -737,5 +745,8 @@ def _write_failed(error: BaseException) -> ApiError:
 
 def _over_cap(limit: str, most: int, remedy: str) -> ApiError:
     return ApiError(
-        "throttled", f"the instance has reached {limit} ({most}); {remedy}", {"limit": limit, "max": most}, retry_after_s=5
+        "throttled",
+        f"the instance has reached {limit} ({most}); {remedy}",
+        {"limit": limit, "max": most},
+        retry_after_s=5,
     )

@@ -1,11 +1,12 @@
-"""Moves payloads from the WAL into segments, writes snapshots, and lets go of WAL files. All disk work is on one thread.
+"""Moves payloads from the WAL into segments, writes snapshots, and lets go of WAL files. All disk work is on one
+thread.
 
-One job at a time: a flush of one topic, or a checkpoint (delete flags, then the snapshot, then what it made useless). The
-serving loop plans a job, the thread does the IO, the loop takes the result in. Until it does, nothing has changed; a crash
-before the next snapshot leaves blocks that nobody names, and they are written again.
+One job at a time: a flush of one topic, or a checkpoint (delete flags, then the snapshot, then what it made
+useless). The serving loop plans a job, the thread does the IO, the loop takes the result in. Until it does, nothing
+has changed; a crash before the next snapshot leaves blocks that nobody names, and they are written again.
 
-Flushing waits for a quiet moment: it costs the serving loop cycles and the disk a second write. It stops waiting when the WAL
-holds more than recovery should have to replay.
+Flushing waits for a quiet moment: it costs the serving loop cycles and the disk a second write. It stops waiting
+when the WAL holds more than recovery should have to replay.
 """
 
 from __future__ import annotations
@@ -83,15 +84,14 @@ class Mover:
 
     # --- when ----------------------------------------------------------------------------------------
 
-    def step(self, *, quiet: bool) -> None:
-        """Start the next useful job, if there is one. Called now and then by the serving loop."""
+    def step(self, *, quiet: bool) -> bool:
+        """Start the next useful job, if there is one; returns whether one runs. Called now and then by the serving loop."""
         if self.busy:
-            return
+            return True
         engine = self._engine
         wal = engine.wal
         pressed = (
-            wal.backlog_bytes > limits.WAL_BACKLOG_BYTES
-            or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
+            wal.backlog_bytes > limits.WAL_BACKLOG_BYTES or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
         )
         if engine.read_only and engine.wal.fits(limits.MIB) and not wal.staged:
             engine.read_only = False
@@ -99,6 +99,7 @@ class Mover:
             self.flush(topic)
         elif self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
+        return self.busy
 
     def _next_to_flush(self, *, pressed: bool) -> Topic | None:
         settings = self._settings
@@ -122,15 +123,10 @@ class Mover:
 
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
-        if wal.written_lsn == self.snapshot_lsn and not self._dead:
+        if wal.written_lsn == self.snapshot_lsn:
             return False
         freeable = bool(wal.older) and wal.older[0].pins == 0
-        return (quiet and (freeable or bool(self._dead))) or (pressed and freeable)
-
-    @property
-    def pending(self) -> bool:
-        """Whether step() may find something to do: an idle shard with nothing pending need not wake up."""
-        return self.busy or bool(self._dead) or bool(self._engine.dropped)
+        return (quiet and (freeable or bool(self._engine.dropped))) or (pressed and freeable)
 
     # --- flush ---------------------------------------------------------------------------------------
 

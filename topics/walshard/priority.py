@@ -17,4 +17,4 @@ def effective_priority(config: TopicConfig, *, last_read_ts: int | None, now_ms:
     idle = max(0, now_ms - last_read_ts)
     if idle >= AUTO_FLOOR_MS:
         return 0
-    return round(AUTO_MAX * 2.0 ** (-idle / HALF_LIFE_MS))
+    return int(AUTO_MAX * 2.0 ** (-idle / HALF_LIFE_MS) + 0.5)

@@ -122,9 +122,7 @@ class Shard:
         else:
             for path in recovered.snapshots:
                 self._mover.adopt_snapshot(path)
-            removed = remove_leftovers(
-                recovered, settings, shard=context.index, shards=context.shards, disk=self._disk
-            )
+            removed = remove_leftovers(recovered, settings, shard=context.index, shards=context.shards, disk=self._disk)
             if removed:
                 context.log.info("removed leftover files", files=removed)
         self._publish_counters()
@@ -170,9 +168,10 @@ class Shard:
         idle.register(mover.event_fd)
         maintenance_ns = time.monotonic_ns() + MAINTENANCE_NS
         last_work_ns = 0
+        settled = False  # nothing came since maintenance last found nothing to do
         while not self._stopping:
             until = engine.next_deadline_ns
-            if mover.pending or engine.wal.written_lsn != mover.snapshot_lsn:
+            if not settled:
                 until = maintenance_ns if until is None else min(until, maintenance_ns)
             await idle.wait(
                 self._has_work,
@@ -183,11 +182,12 @@ class Shard:
             started = time.monotonic_ns()
             if self._round():
                 last_work_ns = started
+                settled = False
             now = time.monotonic_ns()
             self._busy_ns += now - started
             if now >= maintenance_ns:
                 share = self._busy_ns / (now - maintenance_ns + MAINTENANCE_NS)
-                mover.step(quiet=share < QUIET_SHARE)
+                settled = not mover.step(quiet=share < QUIET_SHARE) and last_work_ns < maintenance_ns - MAINTENANCE_NS
                 self._busy_ns = 0
                 maintenance_ns = now + MAINTENANCE_NS
         self._finish()
@@ -280,4 +280,3 @@ class Shard:
         words[Word.WAL_BYTES] = wal.bytes_written
         words[Word.WAL_ROTATIONS] = wal.rotations
         words[Word.WAL_READ_ONLY] = int(engine.read_only)
-

@@ -1,7 +1,7 @@
 """Reading a topic from a cursor: which records, the tombstone, the next cursor, as JSON.
 
-In order per row: the floor and its tombstone, expiry (retention.py ran before), deletes, the window of `limit` records and
-`max_bytes`, the reader's own nodes. Everything examined advances the cursor, delivered or not.
+In order per row: the floor and its tombstone, expiry (retention.py ran before), deletes, the window of `limit`
+records and `max_bytes`, the reader's own nodes. Everything examined advances the cursor, delivered or not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ class Tombstone(NamedTuple):
 
     def json(self, *, earliest_seq: int, head_seq: int) -> bytes:
         missed = max(0, self.gap_to - self.gap_from + 1)
-        return (
-            b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
-            % (self.gap_from, self.gap_to, self.reason.encode(), missed, earliest_seq, head_seq)
+        return b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
+            self.gap_from,
+            self.gap_to,
+            self.reason.encode(),
+            missed,
+            earliest_seq,
+            head_seq,
         )
 
 

@@ -1,8 +1,9 @@
 """From a folder to topics: the newest good snapshot, the segments it names, then the WAL.
 
-Idempotent: nothing on disk is changed but cut-off tails, until the first snapshot of the new life. Shard-count-agnostic: every
-frame and topic belongs to the shard that its topic id names under the count in force now, so a changed count reads all old
-folders and takes what is its own. Refuses damage that is no torn tail, with the file, the offset and what to do.
+Idempotent: nothing on disk is changed but cut-off tails, until the first snapshot of the new life.
+Shard-count-agnostic: every frame and topic belongs to the shard that its topic id names under the count in force
+now, so a changed count reads all old folders and takes what is its own. Refuses damage that is no torn tail, with
+the file, the offset and what to do.
 
     frame    lsn covered by the snapshot               lsn after it
     TOPIC    skip: the snapshot's config is newer      create or configure
@@ -79,7 +80,8 @@ class _Folder(msgspec.Struct):
 
 
 def _list(folder: str, layout: int) -> _Folder:
-    snapshots, wals = [], []
+    snapshots: list[tuple[int, str]] = []
+    wals: list[tuple[int, str]] = []
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -314,9 +316,7 @@ class Recovery:
             raise CorruptData(f"{path}: this WAL file has no header, but newer ones exist; restore it from a backup")
         self._disk.unlink(path)
 
-    def _judge(
-        self, folder: _Folder, at: int, data: mmap.mmap, header: WalHeader, *, end: int, last_lsn: int
-    ) -> bool:
+    def _judge(self, folder: _Folder, at: int, data: mmap.mmap, header: WalHeader, *, end: int, last_lsn: int) -> bool:
         """Decide what the bytes behind the last good frame mean; True: newer files go too."""
         path = folder.wals[at][1]
         rubbish = _nonzero(data, end)
@@ -325,9 +325,7 @@ class Recovery:
         later = find_frame_after(data[end:], salt=header.salt, start=0)
         if later is None and at + 1 < len(folder.wals):
             later = _first_frame(folder.wals[at + 1][1])
-        verdict = judge_tail(
-            last_lsn=last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == self._boot
-        )
+        verdict = judge_tail(last_lsn=last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == self._boot)
         if verdict is TailVerdict.CORRUPT:
             raise CorruptData(
                 f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays down so "
@@ -505,4 +503,3 @@ def _first_frame(path: str) -> Frame | None:
         return None
     header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
     return next(scan(data, salt=header.salt), None)
-

@@ -1,4 +1,5 @@
-"""What leaves a topic by itself: caps and TTL. Pure apart from reading a row's record sizes when a cap cuts through it.
+"""What leaves a topic by itself: caps and TTL. Pure apart from reading a row's record sizes when a cap cuts through
+it.
 
     cause        when                              moves evict_floor   shows as
     cap          after a batch is published        yes                 tombstone "cap"
@@ -91,6 +92,4 @@ def would_overflow(topic: Topic, *, records: int, size: int) -> bool:
 
 def never_fits(topic: Topic, *, records: int, size: int) -> bool:
     config = topic.config
-    return bool(
-        (config.cap_records and records > config.cap_records) or (config.cap_bytes and size > config.cap_bytes)
-    )
+    return bool((config.cap_records and records > config.cap_records) or (config.cap_bytes and size > config.cap_bytes))

@@ -1,9 +1,9 @@
 """Segments of a topic on disk, as the running shard sees them.
 
-Blocks are appended to a topic's open segment when its tail leaves the WAL; a full one is sealed, which writes its index.
-What a snapshot does not name does not count: blocks behind `data_bytes` are overwritten or cut off, and a segment that died
-is unlinked only after a snapshot without it. Delete flags change in memory first and on disk with the next checkpoint,
-before the WAL frame that asked for it may go.
+Blocks are appended to a topic's open segment when its tail leaves the WAL; a full one is sealed, which writes its
+index. What a snapshot does not name does not count: blocks behind `data_bytes` are overwritten or cut off, and a
+segment that died is unlinked only after a snapshot without it. Delete flags change in memory first and on disk with
+the next checkpoint, before the WAL frame that asked for it may go.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The thread that syncs the WAL, so that the serving loop never waits for the disk.
 
-At most one sync runs; what was written meanwhile is the next one: that is all the grouping there is. Files are synced in the
-order they were written. A sync that fails is never tried again: what the kernel did with those pages is unknown, so the
-shard stops and recovers.
+At most one sync runs; what was written meanwhile is the next one: that is all the grouping there is. Files are
+synced in the order they were written. A sync that fails is never tried again: what the kernel did with those pages
+is unknown, so the shard stops and recovers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The write-ahead log of a shard: preallocated files, frames staged in memory, one write per commit.
 
 Rules: frames get their lsn when staged; a commit writes all of them with one call or counts for nothing; what it
-did not write is forgotten and its lsns are used again. After a start the log goes on in a new file, so that nothing is ever
-written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row reads from it.
+did not write is forgotten and its lsns are used again. After a start the log goes on in a new file, so that nothing
+is ever written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row reads
+from it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""HTTP/1.1 response bytes."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+
+from topics import limits
+from topics.gateway.exchange import Response
+from topics.gateway.head import gzip
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Answers:
+    """Formats responses; the date is formatted once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._starts: dict[int, bytes] = {}
+
+    def tick(self) -> None:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            date = formatdate(second, usegmt=True).encode()
+            self._starts = {
+                status.value: b"HTTP/1.1 %d %b\r\nDate: %b\r\nContent-Type: application/json\r\n"
+                % (status.value, status.phrase.encode(), date)
+                for status in HTTPStatus
+            }
+
+    def encode(self, response: Response, *, keep_alive: bool, gzipped: bool) -> bytes:
+        body = response.body
+        if keep_alive and not response.headers and (not gzipped or len(body) < limits.GZIP_MIN_BYTES):
+            return b"%bContent-Length: %d\r\n\r\n%b" % (self._starts[response.status], len(body), body)
+        lines = [self._starts[response.status]]
+        if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
+            body = gzip(body)
+            lines.append(b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n")
+        for name, value in response.headers:
+            lines.append(f"{name}: {value}\r\n".encode("latin-1"))
+        if not keep_alive:
+            lines.append(b"Connection: close\r\n")
+        lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
+        lines.append(body)
+        return b"".join(lines)

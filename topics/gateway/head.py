@@ -1,0 +1,226 @@
+"""HTTP/1.1 request heads: from bytes to a decision, remembered by their bytes.
+
+A head is a pure function of its bytes, and clients on a kept-alive connection send the same one again and again. So
+it is parsed once (by httptools, strictly) and looked up after that: what is left per request is one dictionary
+access.
+
+Ambiguous framing is refused before anything else looks at it: a length with a transfer coding, two lengths, bare CR or
+LF, folded lines. The connection closes after such a head, because where the next request starts is anybody's guess.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import httptools
+import msgspec
+
+from topics import limits
+from topics.errors import ApiError, invalid
+from topics.gateway.routes import Route, Routes
+
+_CACHED_HEADS = 4_096
+_CACHED_HEAD_BYTES = 2_048
+_TOKEN = re.compile(rb"[A-Z]{1,32} ")
+_CHUNKED = -1  # body_length of a chunked body
+
+
+class Head(msgspec.Struct, gc=False):
+    route: Route | None
+    error: ApiError | None  # what to answer, once the body has passed by
+    body_length: int  # or _CHUNKED
+    keep_alive: bool
+    expect: bool
+    gzip_body: bool
+    gzip_answer: bool
+    idempotency_key: str | None
+    fatal: bool = False  # the connection can't go on after the answer
+
+    @property
+    def chunked(self) -> bool:
+        return self.body_length == _CHUNKED
+
+
+def _refusal(error: ApiError) -> Head:
+    return Head(None, error, 0, False, False, False, False, None, fatal=True)
+
+
+class Heads:
+    def __init__(self, routes: Routes, *, max_body_bytes: int) -> None:
+        self._routes = routes
+        self._max_body_bytes = max_body_bytes
+        self._known: dict[bytes, Head] = {}
+
+    def get(self, raw: bytes) -> Head:
+        """The head whose bytes these are, through the blank line."""
+        head = self._known.get(raw)
+        if head is None:
+            head = self._parse(raw)
+            if not head.fatal and len(raw) <= _CACHED_HEAD_BYTES:
+                if len(self._known) >= _CACHED_HEADS:
+                    self._known.clear()
+                self._known[raw] = head
+        return head
+
+    def _parse(self, raw: bytes) -> Head:
+        lines = raw.count(b"\r\n")
+        if raw.count(b"\n") != lines or raw.count(b"\r") != lines or b"\0" in raw:
+            return _refusal(invalid("lines of a request head end with CR LF, and contain neither"))
+        if b"\r\n " in raw or b"\r\n\t" in raw:
+            return _refusal(invalid("folded header lines are obsolete"))
+        if lines - 2 > limits.MAX_HEADERS:
+            return _refusal(ApiError("header_too_large", f"more than {limits.MAX_HEADERS} header lines"))
+        events = _Events()
+        parser = httptools.HttpRequestParser(events)
+        try:
+            parser.feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass  # an upgrade we don't speak: answered as the plain request it also is
+        except httptools.HttpParserInvalidMethodError:
+            if _TOKEN.match(raw):
+                return _refusal(
+                    ApiError("method_not_allowed", "unknown method", {"allow": ["DELETE", "GET", "POST", "PUT"]})
+                )
+            return _refusal(invalid("the request line does not start with a method"))
+        except httptools.HttpParserError as error:
+            return _refusal(invalid(f"not a valid HTTP/1.1 request: {error}"))
+        if not events.complete:
+            return _refusal(invalid("not a valid HTTP/1.1 request head"))
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0") or b" HTTP/1." not in raw[: raw.index(b"\r\n")]:
+            return _refusal(
+                ApiError("http_version_not_supported", "only HTTP/1.1, HTTP/1.0 and HTTP/2 are spoken here")
+            )
+        method = parser.get_method().decode("ascii")
+        try:
+            return self._judge(
+                method, events, keep_alive=parser.should_keep_alive() and version == "1.1", old=version == "1.0"
+            )
+        except ApiError as error:
+            return _refusal(error)
+
+    def _judge(self, method: str, events: _Events, *, keep_alive: bool, old: bool) -> Head:
+        """Framing first: what is wrong with it is fatal. The rest is answered after the body."""
+        headers = events.headers
+        if len(events.url) > limits.MAX_URI_BYTES:
+            raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
+        hosts = headers.get(b"host", [])
+        if len(hosts) > 1 or (not hosts and not old):
+            raise invalid("exactly one Host header is required")
+        lengths, codings = headers.get(b"content-length", []), headers.get(b"transfer-encoding", [])
+        if lengths and codings:
+            raise invalid("Content-Length and Transfer-Encoding together are ambiguous")
+        length = 0
+        if codings:
+            if old or [coding.lower() for coding in codings] != [b"chunked"]:
+                raise invalid("the only transfer coding is chunked, in HTTP/1.1")
+            length = _CHUNKED
+        elif lengths:
+            if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
+                raise invalid("exactly one Content-Length is required, a plain number")
+            length = int(lengths[0])
+            if length > self._max_body_bytes:
+                raise too_large(self._max_body_bytes)
+        expect = False
+        if expectations := headers.get(b"expect"):
+            if [value.lower() for value in expectations] != [b"100-continue"]:
+                raise ApiError("expectation_failed", "the only expectation known is 100-continue")
+            expect = not old
+        route, error = None, None
+        gzip_body, key = False, None
+        try:
+            target = events.url.decode("ascii")
+            if not target.startswith("/"):
+                raise invalid("the request target must be a path")
+            route = self._routes.find(method, target)
+            if route.takes_body and length != 0:
+                check_content_type(headers.get(b"content-type", [b""])[-1])
+            gzip_body = _gzipped(headers.get(b"content-encoding", []))
+            if keys := headers.get(b"idempotency-key"):
+                key = keys[-1].decode()
+        except ApiError as refused:
+            error = refused
+        except UnicodeDecodeError:
+            error = invalid("the request target and header values must be valid text")
+        return Head(
+            route=route,
+            error=error,
+            body_length=length,
+            keep_alive=keep_alive,
+            expect=expect,
+            gzip_body=gzip_body,
+            gzip_answer=accepts_gzip(b",".join(headers.get(b"accept-encoding", []))),
+            idempotency_key=key,
+        )
+
+
+class _Events:
+    """What httptools calls back."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: dict[bytes, list[bytes]] = {}
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.setdefault(name.lower(), []).append(value)
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+# --- rules that the other lane applies too -----------------------------------------------------------
+
+
+def check_content_type(value: bytes) -> None:
+    kind, _, parameters = value.partition(b";")
+    charset = parameters.strip().lower().replace(b'"', b"")
+    if kind.strip().lower() != b"application/json" or (charset and charset not in (b"charset=utf-8", b"charset=utf8")):
+        raise ApiError("unsupported_media_type", "send Content-Type: application/json; charset=utf-8 with a body")
+
+
+def _gzipped(codings: list[bytes]) -> bool:
+    named = [coding.strip().lower() for value in codings for coding in value.split(b",")]
+    named = [coding for coding in named if coding not in (b"", b"identity")]
+    if named not in ([], [b"gzip"], [b"x-gzip"]):
+        raise ApiError("unsupported_media_type", "the only Content-Encoding is gzip")
+    return bool(named)
+
+
+def is_gzipped(value: bytes) -> bool:
+    return _gzipped([value])
+
+
+def accepts_gzip(value: bytes) -> bool:
+    for part in value.lower().split(b","):
+        coding, _, quality = part.partition(b";")
+        if coding.strip() in (b"gzip", b"x-gzip"):
+            return quality.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
+    return False
+
+
+def too_large(most: int) -> ApiError:
+    return ApiError("payload_too_large", f"the body is larger than {most} bytes; split it", {"max": most})
+
+
+def gunzip(data: bytes | bytearray, *, most: int) -> bytes:
+    """A gzip body, never growing beyond `most`: a small bomb is refused as the large body it is."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        body = unpacker.decompress(data, most + 1)
+        if len(body) > most:
+            raise too_large(most)
+        if not unpacker.eof or unpacker.unused_data:
+            raise invalid("the gzip body is incomplete or has something behind it")
+    except zlib.error as error:
+        raise invalid(f"the body is not valid gzip: {error}") from None
+    return body
+
+
+def gzip(body: bytes) -> bytes:
+    packer = zlib.compressobj(level=1, wbits=31)
+    return packer.compress(body) + packer.flush()

@@ -1,0 +1,447 @@
+"""The hot lane: HTTP/1.1 in rounds over one epoll, without a task per connection.
+
+A round receives from all sockets that are ready, turns what came into calls, pushes them into the rings and rings
+each shard once; then takes the answers that have arrived and sends once per connection. Most of what is left is
+system calls.
+
+Per connection: answers go out in the order of the requests, whatever order shards answer in; a client that does not
+read its answers, or sends too many requests ahead, is not read from; a fault in one connection ends that one alone.
+What this lane does not speak, HTTP/2, is handed to the other with the bytes already read.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from topics import limits
+from topics.errors import ApiError, invalid
+from topics.gateway.answers import CONTINUE, Answers
+from topics.gateway.calls import Calls
+from topics.gateway.chunks import ChunkDecoder
+from topics.gateway.exchange import Request, Response, error_response
+from topics.gateway.handlers import Handlers, shutting_down
+from topics.gateway.head import Head, Heads, gunzip
+from topics.settings import Settings
+
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_RECEIVE_BYTES = 256 * limits.KIB
+_BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that and we stop reading from it
+_LARGE_BODY = 64 * limits.KIB  # from here on a body is received in place
+_IN = select.EPOLLIN | select.EPOLLRDHUP
+_EMPTY = b""
+_DISCARD_MS = 2_000
+
+
+class Exchange:
+    """One request of one connection, waiting for its answer's turn."""
+
+    __slots__ = ("answer", "connection", "gzipped", "keep_alive")
+
+    def __init__(self, connection: Connection, *, keep_alive: bool, gzipped: bool) -> None:
+        self.connection = connection
+        self.keep_alive = keep_alive
+        self.gzipped = gzipped
+        self.answer: bytes | None = None
+
+    def finish(self, value: Response) -> None:
+        connection = self.connection
+        if connection.closed:
+            return
+        lane = connection.lane
+        keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
+        self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped)
+        lane.dirty.add(connection)
+
+
+class Connection:
+    __slots__ = (
+        "buffer",
+        "chunks",
+        "closed",
+        "closing",
+        "discarding",
+        "exchanges",
+        "fd",
+        "filled",
+        "head",
+        "interest",
+        "lane",
+        "large",
+        "out",
+        "progress_ns",
+        "sock",
+    )
+
+    def __init__(self, lane: HotLane, sock: socket.socket) -> None:
+        self.lane = lane
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.buffer: bytes | bytearray = _EMPTY  # received, not yet understood
+        self.head: Head | None = None  # of the request whose body is arriving
+        self.chunks: ChunkDecoder | None = None
+        self.large: bytearray | None = None  # a large body, received in place ...
+        self.filled = 0  # ... so far
+        self.exchanges: deque[Exchange] = deque()
+        self.out: bytes | memoryview = _EMPTY
+        self.interest = _IN
+        self.closing = False  # no more requests: close when the last answer is out
+        self.discarding = False  # all is said; what the client still sends is read and dropped
+        self.closed = False
+        self.progress_ns = time.monotonic_ns()
+
+
+class HotLane:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        heads: Heads,
+        handlers: Handlers,
+        calls: Calls,
+        epoll: select.epoll,
+        hand_over: Callable[[socket.socket, bytes], None],
+    ) -> None:
+        self.settings = settings
+        self.handlers = handlers
+        self.answers = Answers()
+        self.answers.tick()
+        self.dirty: set[Connection] = set()
+        self.connections: dict[int, Connection] = {}
+        self.requests = 0
+        self._heads = heads
+        self._calls = calls
+        self._epoll = epoll
+        self._hand_over = hand_over
+
+    # --- connections ---------------------------------------------------------------------------------
+
+    def adopt(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(self, sock)
+        self.connections[connection.fd] = connection
+        self._epoll.register(connection.fd, connection.interest)
+
+    def close(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        del self.connections[connection.fd]
+        for exchange in connection.exchanges:
+            if exchange.answer is None:
+                self._calls.abandon(exchange)
+        connection.exchanges.clear()
+        self._epoll.unregister(connection.fd)
+        self.dirty.discard(connection)
+        connection.sock.close()
+
+    def handle(self, fd: int, event: int) -> None:
+        """What epoll said about one connection."""
+        connection = self.connections.get(fd)
+        if connection is None:
+            return
+        try:
+            if event & select.EPOLLOUT:
+                self._send(connection)
+            if event & (select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+                if connection.interest & select.EPOLLIN:
+                    self._receive(connection)
+                elif event & (select.EPOLLHUP | select.EPOLLERR):
+                    self.close(connection)
+        except OSError:
+            self.close(connection)
+
+    def sweep(self) -> None:
+        """Once a second: end connections that keep us waiting."""
+        self.answers.tick()
+        now = time.monotonic_ns()
+        settings = self.settings
+        for connection in list(self.connections.values()):
+            waited_ms = (now - connection.progress_ns) // 1_000_000
+            if connection.discarding:
+                if waited_ms > _DISCARD_MS:
+                    self.close(connection)
+            elif connection.exchanges:
+                if connection.out and waited_ms > settings.body_timeout_ms:
+                    self.close(connection)  # it does not read its answers
+            elif connection.head is not None:
+                if waited_ms > settings.body_timeout_ms:
+                    self._refuse(connection, ApiError("request_timeout", "the body did not arrive in time"))
+            elif connection.buffer:
+                if waited_ms > settings.head_timeout_ms:
+                    self._refuse(connection, ApiError("request_timeout", "the request head did not arrive in time"))
+            elif waited_ms > settings.idle_timeout_ms:
+                self.close(connection)
+        self.send_dirty()
+
+    # --- receiving -----------------------------------------------------------------------------------
+
+    def _receive(self, connection: Connection) -> None:
+        if connection.large is not None:
+            self._receive_large(connection)
+            return
+        if connection.discarding:
+            self._discard(connection)
+            return
+        try:
+            data = connection.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end_of_input(connection)
+            return
+        buffered = connection.buffer
+        if buffered:
+            if not isinstance(buffered, bytearray):
+                buffered = bytearray(buffered)
+            buffered += data
+            self._understand(connection, buffered)
+        else:
+            connection.progress_ns = time.monotonic_ns()
+            self._understand(connection, data)
+
+    def _receive_large(self, connection: Connection) -> None:
+        large, head = connection.large, connection.head
+        assert large is not None
+        assert head is not None
+        try:
+            received = connection.sock.recv_into(memoryview(large)[connection.filled :])
+        except BlockingIOError:
+            return
+        if received == 0:
+            self._end_of_input(connection)
+            return
+        connection.progress_ns = time.monotonic_ns()
+        connection.filled += received
+        if connection.filled == len(large):
+            connection.large = connection.head = None
+            connection.filled = 0
+            self._request(connection, head, large)
+
+    def _end_of_input(self, connection: Connection) -> None:
+        """The client sends no more. What it asked is still answered; half a request is nothing."""
+        connection.closing = True
+        connection.buffer = _EMPTY
+        connection.head = connection.chunks = connection.large = None
+        if not connection.exchanges and not connection.out:
+            self.close(connection)
+            return
+        self._set_interest(connection, connection.interest & ~_IN)
+
+    def _understand(self, connection: Connection, data: bytes | bytearray) -> None:
+        """Take every complete request out of `data`; keep the rest."""
+        at = 0
+        size = len(data)
+        while at < size and not connection.closing:
+            head = connection.head
+            if head is None:
+                end = data.find(b"\r\n\r\n", at)
+                if end < 0:
+                    if not self._partial_head(connection, data, at):
+                        return
+                    break
+                end += 4
+                raw = data[at:end]
+                head = self._heads.get(raw if isinstance(raw, bytes) else bytes(raw))
+                if head.fatal:
+                    if data[at : at + 14] == H2_PREFACE[:14]:
+                        if not self._preface(connection, data, at):
+                            return
+                        break
+                    assert head.error is not None
+                    self._refuse(connection, head.error)
+                    return
+                at = end
+                length = head.body_length
+                if length == 0:
+                    self._request(connection, head, _EMPTY)
+                    continue
+                if 0 < length <= size - at:
+                    self._request(connection, head, data[at : at + length])
+                    at += length
+                    continue
+                if not self._begin_body(connection, head, data, at):
+                    return
+                if connection.large is not None:
+                    at = size
+                    break
+                head = connection.head
+            if connection.chunks is not None:
+                try:
+                    at, complete = connection.chunks.feed(data, at)
+                except ApiError as error:
+                    self._refuse(connection, error)
+                    return
+                if not complete:
+                    break
+                body = connection.chunks.body
+                connection.chunks = connection.head = None
+                assert head is not None
+                self._request(connection, head, body)
+            else:
+                assert head is not None
+                if size - at < head.body_length:
+                    break
+                connection.head = None
+                self._request(connection, head, data[at : at + head.body_length])
+                at += head.body_length
+        if connection.closing:
+            connection.buffer = _EMPTY
+        elif at == 0 and isinstance(data, bytearray):
+            connection.buffer = data
+        else:
+            connection.buffer = data[at:]
+
+    def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
+        """The body is not all here yet. False: the connection is done for."""
+        connection.head = head
+        if head.error is not None and head.expect:
+            self._refuse(connection, head.error)  # the client asked before it sends, and the answer is no
+            return False
+        if head.expect and not connection.exchanges:
+            connection.out = bytes(connection.out) + CONTINUE
+            self.dirty.add(connection)
+        if head.chunked:
+            connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes)
+        elif head.body_length > _LARGE_BODY:
+            connection.large = bytearray(head.body_length)
+            have = len(data) - at
+            connection.large[:have] = data[at:]
+            connection.filled = have
+        return True
+
+    def _partial_head(self, connection: Connection, data: bytes | bytearray, at: int) -> bool:
+        """No blank line yet. False: there is no use waiting for one."""
+        part = bytes(data[at:])
+        if H2_PREFACE.startswith(part[: len(H2_PREFACE)]):
+            return True
+        if part[:2] == b"\r\n":
+            return True
+        if len(part) > limits.MAX_HEAD_BYTES:
+            if b"\r\n" not in part[: limits.MAX_URI_BYTES + 64]:
+                error = ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
+            else:
+                error = ApiError("header_too_large", f"the request head has more than {limits.MAX_HEAD_BYTES} bytes")
+            self._refuse(connection, error)
+            return False
+        if part.count(b"\n") != part.count(b"\r\n"):
+            self._refuse(connection, invalid("lines of a request head end with CR LF"))
+            return False
+        return True
+
+    def _preface(self, connection: Connection, data: bytes | bytearray, at: int) -> bool:
+        """HTTP/2 by prior knowledge: the other lane takes the socket. True: wait for the rest of the preface."""
+        if connection.exchanges or connection.out or at:
+            self._refuse(connection, invalid("HTTP/2 starts on a fresh connection"))
+            return False
+        del self.connections[connection.fd]
+        self._epoll.unregister(connection.fd)
+        self._hand_over(connection.sock, bytes(data))
+        return False
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
+        self.requests += 1
+        exchange = Exchange(connection, keep_alive=head.keep_alive, gzipped=head.gzip_answer)
+        connection.exchanges.append(exchange)
+        if not head.keep_alive:
+            connection.closing = True
+        try:
+            if head.error is not None:
+                raise head.error
+            if self.handlers.draining:
+                raise shutting_down()
+            route = head.route
+            assert route is not None
+            if head.gzip_body and body:
+                body = gunzip(body, most=self.settings.max_body_bytes)
+            request = Request(route.name, route.query, body, head.idempotency_key, time.perf_counter_ns())
+            self._calls.submit(route.handler(request), exchange)
+        except ApiError as error:
+            exchange.finish(error_response(error))
+        except Exception as error:  # a bug costs one request, not the gateway
+            self.on_fault(error)
+            exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
+        if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
+            self._set_interest(connection, connection.interest & ~_IN)
+
+    on_fault: Callable[[Exception], None] = staticmethod(lambda error: None)
+
+    def _refuse(self, connection: Connection, error: ApiError) -> None:
+        """Answer and close: after this nothing the client sent is looked at."""
+        connection.closing = True
+        connection.buffer = _EMPTY
+        connection.head = connection.chunks = connection.large = None
+        exchange = Exchange(connection, keep_alive=False, gzipped=False)
+        connection.exchanges.append(exchange)
+        exchange.finish(error_response(error, close=True))
+        self._set_interest(connection, connection.interest & ~_IN)
+
+    # --- sending -------------------------------------------------------------------------------------
+
+    def send_dirty(self) -> None:
+        """Send to every connection that has something new, once."""
+        while self.dirty:
+            connection = self.dirty.pop()
+            try:
+                self._send(connection)
+            except OSError:
+                self.close(connection)
+
+    def _send(self, connection: Connection) -> None:
+        exchanges = connection.exchanges
+        parts: list[bytes | memoryview] = [connection.out] if connection.out else []
+        last = True
+        while exchanges and exchanges[0].answer is not None:
+            exchange = exchanges.popleft()
+            assert exchange.answer is not None
+            parts.append(exchange.answer)
+            last = exchange.keep_alive
+            if not last:
+                exchanges.clear()
+                connection.closing = True
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            try:
+                sent = connection.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent:
+                connection.progress_ns = time.monotonic_ns()
+            connection.out = _EMPTY if sent == len(data) else memoryview(data)[sent:]
+        if connection.out:
+            self._set_interest(connection, connection.interest | select.EPOLLOUT)
+        elif connection.closing and not exchanges:
+            self._finish(connection)
+        elif connection.interest != _IN and not connection.closing:
+            self._set_interest(connection, _IN)
+
+    def _finish(self, connection: Connection) -> None:
+        """Everything is said. Closing with bytes unread would reset the connection and take the answer with it, so
+        shut our side down and wait a moment for the client's."""
+        if connection.discarding:
+            return
+        connection.sock.shutdown(socket.SHUT_WR)
+        connection.discarding = True
+        connection.progress_ns = time.monotonic_ns()
+        self._set_interest(connection, _IN)
+
+    def _discard(self, connection: Connection) -> None:
+        for _ in range(16):
+            try:
+                data = connection.sock.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close(connection)
+                return
+
+    def _set_interest(self, connection: Connection, interest: int) -> None:
+        if connection.interest != interest and connection.fd in self.connections:
+            connection.interest = interest
+            self._epoll.modify(connection.fd, interest)

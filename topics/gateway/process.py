@@ -1,0 +1,161 @@
+"""The gateway process: accept, serve both lanes, dispatch to shards, until told to stop.
+
+Stopping: requests that come now are answered 503 shutting_down and their connections closed; those under way are
+answered. Then the listening socket, which the supervisor holds too, is left alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import time
+import traceback
+
+import trio
+
+from topics import limits
+from topics.actors.context import Context
+from topics.actors.idle import Idle, spin_us
+from topics.actors.link import Link
+from topics.errors import RingPoisoned
+from topics.gateway.calls import Calls
+from topics.gateway.cold import ColdLane
+from topics.gateway.handlers import Handlers
+from topics.gateway.head import Heads
+from topics.gateway.hot import HotLane
+from topics.gateway.routes import Routes
+from topics.shm.counters import Word
+
+_SWEEP_NS = 1_000_000_000
+_ACCEPTS_PER_ROUND = 64
+_DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
+
+
+async def run(context: Context) -> None:
+    gateway = Gateway(context)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # requests make no cycles; what does is rare
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gateway.cold.run)
+        context.ready()
+        await gateway.serve()
+        nursery.cancel_scope.cancel()
+
+
+class Gateway:
+    def __init__(self, context: Context) -> None:
+        settings = context.settings
+        self._context = context
+        self._calls = Calls(shards=context.shards, timeout_ms=settings.call_timeout_ms)
+        for peer, link in context.links.items():
+            self._link_up(peer, link)
+        context.on_link_up = self._link_up
+        context.on_link_down = self._link_down
+        context.on_stop = self._stop
+        self._handlers = Handlers(settings, shards=context.shards, board=context.board)
+        routes = Routes(self._handlers)
+        self.cold = ColdLane(settings=settings, routes=routes, handlers=self._handlers, calls=self._calls)
+        processes = len(context.board.rows())
+        self._idle = Idle(context.bell, spin_us=spin_us(settings.spin_us, processes=processes))
+        self._hot = HotLane(
+            settings=settings,
+            heads=Heads(routes, max_body_bytes=settings.max_body_bytes),
+            handlers=self._handlers,
+            calls=self._calls,
+            epoll=self._idle.epoll,
+            hand_over=self.cold.hand_over,
+        )
+        self._hot.on_fault = self._fault
+        self.cold.on_fault = self._fault  # type: ignore[method-assign]
+        assert context.listener is not None
+        self._listener = context.listener
+        self._listener.setblocking(False)
+        self._accepting = False
+        self._stop_by_ns = 0
+
+    def _set_accepting(self, accepting: bool) -> None:
+        if accepting != self._accepting:
+            self._accepting = accepting
+            if accepting:
+                self._idle.register(self._listener.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            else:
+                self._idle.epoll.unregister(self._listener.fileno())
+
+    async def serve(self) -> None:
+        calls, hot, idle = self._calls, self._hot, self._idle
+        listener_fd = self._listener.fileno()
+        self._set_accepting(True)
+        sweep_ns = time.monotonic_ns() + _SWEEP_NS
+        while not (self._stop_by_ns and self._stopped()):
+            busy = bool(hot.connections) or self.cold.connections or self._stop_by_ns
+            events = await idle.wait(
+                calls.has_answers,
+                expecting=len(calls) > 0,
+                linger=not self.cold.connections,
+                until_ns=sweep_ns if busy else None,
+            )
+            for fd, event in events:
+                if fd == listener_fd:
+                    self._accept()
+                else:
+                    hot.handle(fd, event)
+            calls.flush()
+            try:
+                calls.drain()
+            except RingPoisoned as error:
+                self._context.log.error("ring poisoned", reason=str(error))
+                raise
+            if hot.dirty:
+                hot.send_dirty()
+            now = time.monotonic_ns()
+            if now >= sweep_ns:
+                sweep_ns = now + _SWEEP_NS
+                self._sweep()
+        idle.close()
+
+    def _sweep(self) -> None:
+        self._calls.expire()
+        self._hot.sweep()
+        self._calls.flush()
+        self._set_accepting(not self._stop_by_ns and len(self._hot.connections) < limits.MAX_CONNECTIONS)
+        words = self._context.row.words
+        words[Word.CONNECTIONS] = len(self._hot.connections) + self.cold.connections
+        words[Word.REQUESTS] = self._hot.requests + self.cold.requests
+        words[Word.RING_FULL] = self._calls.refused
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_ROUND):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors, or the client is gone already
+                self._context.log.warning("accept failed", reason=str(error))
+                return
+            self._hot.adopt(sock)
+            if len(self._hot.connections) >= limits.MAX_CONNECTIONS:
+                self._set_accepting(False)
+                return
+
+    # --- callbacks ---
+
+    def _link_up(self, peer: str, link: Link) -> None:
+        if peer.startswith("shard-"):
+            self._calls.link_up(int(peer.removeprefix("shard-")), link)
+
+    def _link_down(self, peer: str) -> None:
+        if peer.startswith("shard-"):
+            self._calls.link_down(int(peer.removeprefix("shard-")))
+            self._hot.send_dirty()
+
+    def _stop(self) -> None:
+        self._handlers.draining = True
+        self._stop_by_ns = time.monotonic_ns() + _DRAIN_NS
+        self._context.bell.ring_always()
+
+    def _stopped(self) -> bool:
+        return len(self._calls) == 0 or time.monotonic_ns() > self._stop_by_ns
+
+    def _fault(self, error: Exception) -> None:
+        self._context.log.error("request failed", trace="".join(traceback.format_exception(error)))
