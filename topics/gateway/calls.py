@@ -45,6 +45,9 @@ class Calls:
         for entry in pending.values():
             entry.sink.finish(error_response(_unknown_outcome(shard)))
 
+    def linked(self, shard: int) -> bool:
+        return self._links[shard] is not None
+
     # --- asking ---
 
     def submit(self, outcome: Outcome, sink: Sink) -> None:

@@ -41,8 +41,11 @@ def _with_performance(content: dict[str, Any], started_ns: int, **more: float) -
 class Handlers:
     """The handlers and what they know: settings, the shard count, the counter board."""
 
-    def __init__(self, settings: Settings, *, shards: int, board: Board) -> None:
+    def __init__(
+        self, settings: Settings, *, shards: int, board: Board, linked: Callable[[int], bool] = lambda shard: True
+    ) -> None:
         self.settings = settings
+        self._linked = linked  # whether this gateway can reach a shard: it may be up before its link is
         self.shards = shards
         self.board = board
         self.started_ns = time.monotonic_ns()
@@ -158,7 +161,7 @@ class Handlers:
         if self.draining:
             return error_response(shutting_down())
         rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
-        waiting = [row for row in rows if row.state != State.READY]
+        waiting = [row for at, row in enumerate(rows) if row.state != State.READY or not self._linked(at)]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
             states = {row.name: row.state.name.lower() for row in waiting}

@@ -53,7 +53,7 @@ class Gateway:
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
-        self._handlers = Handlers(settings, shards=context.shards, board=context.board)
+        self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
         routes = Routes(self._handlers)
         self.cold = ColdLane(settings=settings, routes=routes, handlers=self._handlers, calls=self._calls)
         processes = len(context.board.rows())
