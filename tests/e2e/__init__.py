@@ -1,0 +1,1 @@
+"""The contract of the server, tested from outside over its sockets."""
