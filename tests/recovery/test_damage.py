@@ -1,0 +1,498 @@
+"""Files that are not as the server left them: a torn tail is cut, anything else is refused with a clear message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crash_folder import (
+    contents,
+    flip,
+    frames,
+    indexes,
+    newest_snapshot,
+    overwrite,
+    recover_here,
+    segments,
+    shard_folder,
+    snapshots,
+    wal_files,
+)
+from crash_oracle import Oracle
+from crash_server import EXHAUSTIVE, SMALL, Server, eventually
+
+from topics.errors import CorruptData
+from topics.shm.counters import State
+from topics.storage.config import owner_of_name
+from topics.storage.format import FILE_HEADER_BYTES
+from topics.storage.paths import segment_name, topic_dir
+
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 120)]
+
+Start = Callable[..., Server]
+
+
+def name_on(shard: int, shards: int, stem: str = "topic") -> str:
+    """A topic name that this shard owns."""
+    return next(name for n in range(1000) if owner_of_name(name := f"{stem}-{n}", shards) == shard)
+
+
+# --- torn tails ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tail(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
+    """A killed server's folder, one shard, whose last frame is a batch that the oracle does not know."""
+    folder = tmp_path_factory.mktemp("tail") / "data"
+    server = Server(folder, shards=1, env=SMALL).wait_ready()
+    try:
+        client = server.client()
+        oracle = Oracle()
+        topic = oracle.create(client, "t", "fsync")
+        for count in (1, 3, 7):
+            topic.append_plain(client, count, key=f"k{count}")
+        assert client.append("t", "last", "of", "all").ok
+        server.kill()
+    finally:
+        server.close()
+    return folder, oracle
+
+
+def last_frame(folder: Path) -> tuple[Path, int, int]:
+    """Its file, offset and length."""
+    (path,) = wal_files(folder)
+    frame = frames(path)[-1]
+    return path, frame.offset, frame.length
+
+
+def copy(folder: Path, to: Path) -> Path:
+    if to.exists():
+        shutil.rmtree(to)
+    shutil.copytree(folder, to)
+    return to
+
+
+def cut_points(length: int) -> list[int]:
+    return list(range(0, length)) if EXHAUSTIVE else [1, 60, length - 1]
+
+
+def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    folder, oracle = tail
+    _, offset, length = last_frame(folder)
+    owed = oracle.topics["t"].highest_acked
+    for cut in range(length):
+        for zeros in (False, True):
+            mine = copy(folder, tmp_path / "cut")
+            (path,) = wal_files(mine)
+            size = path.stat().st_size
+            os.truncate(path, offset + cut)
+            if zeros:  # the rest of the preallocated file, as a crash leaves it
+                os.truncate(path, size)
+            recovered = recover_here(mine)
+            topic = recovered.topics["t"]
+            assert (topic.head_seq, topic.count) == (owed, owed), f"cut to {cut} of {length} bytes"
+            assert path.stat().st_size == offset
+            torn = any("torn" in note and f"offset {offset}" in note for note in recovered.notes)
+            assert torn == (cut > 0), f"cut to {cut} of {length} bytes: {recovered.notes}"
+
+
+def test_a_tail_with_any_byte_wrong_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    folder, oracle = tail
+    _, offset, length = last_frame(folder)
+    owed = oracle.topics["t"].highest_acked
+    for at in range(length):
+        mine = copy(folder, tmp_path / "wrong")
+        flip(wal_files(mine)[0], offset + at)
+        assert recover_here(mine).topics["t"].head_seq == owed, f"byte {at}"
+
+
+def test_any_byte_wrong_before_good_frames_is_refused(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    folder, _ = tail
+    mine = copy(folder, tmp_path / "middle")
+    (path,) = wal_files(mine)
+    middle = frames(path)[2]
+    before = path.read_bytes()
+    for at in range(middle.length):
+        flip(path, middle.offset + at)
+        with pytest.raises(CorruptData) as refusal:
+            recover_here(mine)
+        assert str(path) in str(refusal.value)
+        assert f"offset {middle.offset}" in str(refusal.value)
+        flip(path, middle.offset + at)
+    assert path.read_bytes() == before, "a refusal must not change the file"
+
+
+def test_server_on_a_torn_tail_serves_and_goes_on(serve: Start, tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    folder, oracle = tail
+    topic = oracle.topics["t"]
+    _, offset, length = last_frame(folder)
+    for cut in cut_points(length):
+        mine = copy(folder, tmp_path / "data")
+        os.truncate(wal_files(mine)[0], offset + cut)
+        server = serve(shards=1, env=SMALL)
+        client = server.client()
+        topic.check(client)
+        assert ("torn tail cut" in server.log()) == (cut > 0)
+        # What comes now must not be written behind the cut: it is there after the next crash too.
+        answer = client.append("t", {"b": 0, "after": cut})
+        assert answer.body["first_seq"] == topic.highest_acked + 1
+        server.kill()
+        again = serve(shards=1, env=SMALL)
+        shown = again.client().diff("t", topic.highest_acked).body
+        assert [record["data"] for record in shown["records"]] == [{"b": 0, "after": cut}]
+        again.kill()
+
+
+def test_rubbish_behind_the_tail_is_cut(serve: Start, tail: tuple[Path, Oracle], tmp_path: Path, seed: int) -> None:
+    folder, oracle = tail
+    mine = copy(folder, tmp_path / "data")
+    path, offset, length = last_frame(mine)
+    rng = random.Random(seed)
+    # Rubbish that looks like a frame at first: the right salt, then noise.
+    salt = path.read_bytes()[32:36]
+    overwrite(path, offset + length, salt + rng.randbytes(5000))
+    server = serve(shards=1, env=SMALL)
+    shown = server.client().diff("t", 0).body
+    assert shown["head_seq"] == oracle.topics["t"].highest_acked + 3
+    assert len(shown["records"]) == oracle.topics["t"].highest_acked + 3
+    assert f"torn tail cut at offset {offset + length}" in server.log()
+
+
+# --- damage in the middle -----------------------------------------------------------------------------
+
+
+def test_one_damaged_shard_stays_down_and_the_others_serve(serve: Start, tmp_path: Path) -> None:
+    server = serve(shards=2, env=SMALL)
+    client = server.client()
+    oracle = Oracle()
+    sick, well = (oracle.create(client, name_on(shard, 2), "fsync") for shard in (0, 1))
+    for topic in (sick, well):
+        for _ in range(10):
+            topic.append_plain(client, 5)
+    server.kill()
+    (path,) = wal_files(server.data_dir, 0)
+    frame = frames(path)[5]
+    flip(path, frame.offset + 70)
+    before = contents(server.data_dir)
+
+    server = serve(shards=2, env=SMALL, wait=False)
+    server.wait_state("shard-0", State.FAILED)
+    server.wait_state("shard-1", State.READY)
+    server.wait_state("gateway-0", State.READY)
+    client = server.client()
+    eventually(lambda: client.get(well.name).ok, what="the other shard's topic")
+    shown = server.ps()
+    assert (shown["shard-0"]["state"], shown["shard-0"]["pid"]) == ("failed", None)
+    assert shown["shard-1"]["state"] == "ready"
+    assert shown["shard-0"]["restarts"] == 0, "a restart would not mend it"
+    ready = server.ready()
+    assert (ready.status, ready.code) == (503, "not_ready")
+    assert "shard-0" in ready.body["error"]["message"]
+    assert "shard-1" not in ready.body["error"]["message"]
+    assert ready.retry_after
+    assert client.call("GET", "/v0/health").ok
+    log = server.log()
+    assert str(path) in log
+    assert f"offset {frame.offset}" in log
+    for answer in (client.get(sick.name), client.append(sick.name, 1), client.diff(sick.name)):
+        assert (answer.status, answer.code) == (503, "shard_unavailable")
+        assert answer.retry_after
+    oracle.restarted()
+    well.check(client)
+    well.append_plain(client, 3)
+    assert contents(server.data_dir)[str(path.relative_to(server.data_dir))] == before[
+        str(path.relative_to(server.data_dir))
+    ]
+    server.kill()
+
+    flip(path, frame.offset + 70)
+    oracle.restarted()
+    oracle.check(serve(shards=2, env=SMALL))
+
+
+def test_a_damaged_end_of_an_older_file_is_refused_and_left_alone(serve: Start) -> None:
+    """Between the damage and the frames that follow lies the file of a life that wrote nothing."""
+    server = serve(shards=1, env=SMALL)
+    oracle = Oracle()
+    client = server.client()
+    topic = oracle.create(client, "t", "fsync")
+    topic.append_plain(client, 2)
+    topic.append_plain(client, 3)
+    server.kill()
+    serve(shards=1, env=SMALL).kill()
+    server = serve(shards=1, env=SMALL)
+    oracle.restarted()
+    topic.append_plain(server.client(), 4)
+    server.kill()
+    first, empty, last = wal_files(server.data_dir)
+    assert [len(frames(path)) > 0 for path in (first, empty, last)] == [True, False, True]
+    damaged = frames(first)[-1]
+    flip(first, damaged.offset + 60)
+    before = contents(server.data_dir)
+    server = serve(shards=1, env=SMALL, wait=False)
+    server.wait_state("shard-0", State.FAILED)
+    server.kill()
+    assert contents(server.data_dir) == before, "what is refused must stay as it is, so that it can be mended"
+    flip(first, damaged.offset + 60)
+    oracle.restarted()
+    oracle.check(serve(shards=1, env=SMALL))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
+    """A killed server's folder with everything in it: a snapshot that names sealed and open segments, and WAL files
+    of two lives with frames that it does not cover."""
+    folder = tmp_path_factory.mktemp("full") / "data"
+    env = {**SMALL, "TOPICS_SEGMENT_MAX_AGE_MS": "200"}
+    oracle = Oracle()
+    server = Server(folder, shards=1, env=env).wait_ready()
+
+    def snapshot_names_all_kinds() -> bool:
+        found = newest_snapshot(folder)
+        kinds = {segment.sealed for state in found[1] for segment in state.segments} if found else set()
+        return kinds == {True, False}
+
+    try:
+        client = server.client()
+        topic = oracle.create(client, "t", "fsync")
+        oracle.create(client, "u", "disk")
+        # A burst fills more than a WAL file, the quiet after it is when payloads move and snapshots are written.
+        for burst in range(20):
+            for _ in range(25):
+                topic.append(client, [("x" * 4000, "tag", None)] * (11 + burst))
+            with contextlib.suppress(AssertionError):
+                eventually(snapshot_names_all_kinds, within_s=1.5)
+                break
+        assert snapshot_names_all_kinds(), "no snapshot that names sealed and open segments"
+        for life in (1, 2):
+            client = server.client()
+            for _ in range(3):
+                topic.append_plain(client, 2)
+                oracle.topics["u"].append_plain(client, 2)
+            server.kill()
+            oracle.restarted()
+            if life == 1:
+                server = Server(folder, shards=1, env=SMALL).wait_ready()
+                oracle.check(server)
+    finally:
+        server.close()
+    covered = newest_snapshot(folder)
+    assert covered is not None
+    after = [path for path in wal_files(folder) if any(frame.lsn > covered[0].lsn for frame in frames(path))]
+    assert len(after) >= 2
+    return folder, oracle
+
+
+def test_the_folder_itself_is_good(serve: Start, full: tuple[Path, Oracle], tmp_path: Path) -> None:
+    copy(full[0], tmp_path / "data")
+    full[1].check(serve(shards=1, env=SMALL))
+
+
+def newer_header(path: Path) -> None:
+    """The format version stands behind the magic number in all our files."""
+    overwrite(path, 8, (99).to_bytes(4, "little"))
+
+
+def first_with_frames(folder: Path) -> Path:
+    return next(path for path in wal_files(folder) if frames(path))
+
+
+# what happened -> do it to a folder; returns the path that the message must name
+DAMAGES: dict[str, Callable[[Path], Path]] = {}
+
+
+def damage(function: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    DAMAGES[function.__name__] = function
+    return function
+
+
+def open_segment(folder: Path) -> tuple[Path, int]:
+    found = newest_snapshot(folder)
+    assert found is not None
+    return next(
+        (Path(topic_dir(str(folder), topic.id)) / segment_name(segment.first_seq), segment.data_bytes)
+        for topic in found[1]
+        for segment in topic.segments
+        if not segment.sealed
+    )
+
+
+def moved_away(path: Path) -> Path:
+    path.rename(path.parent / f"away-{path.name}.bak")
+    return path
+
+
+@damage
+def segment_missing(folder: Path) -> Path:
+    path = segments(folder)[0]
+    path.unlink()
+    return path
+
+
+@damage
+def segment_header_damaged(folder: Path) -> Path:
+    flip(segments(folder)[0], 20)
+    return segments(folder)[0]
+
+
+@damage
+def segment_header_newer(folder: Path) -> Path:
+    newer_header(segments(folder)[0])
+    return segments(folder)[0]
+
+
+@damage
+def segment_cut_short(folder: Path) -> Path:
+    """The open one, which has no index: recovery reads all of it."""
+    path, data_bytes = open_segment(folder)
+    os.truncate(path, data_bytes - 9)
+    return path
+
+
+@damage
+def open_segment_damaged(folder: Path) -> Path:
+    path, _ = open_segment(folder)
+    flip(path, FILE_HEADER_BYTES + 100)
+    return path
+
+
+@damage
+def index_missing(folder: Path) -> Path:
+    path = indexes(folder)[0]
+    path.unlink()
+    return path
+
+
+@damage
+def index_damaged(folder: Path) -> Path:
+    flip(indexes(folder)[0], 70)
+    return indexes(folder)[0]
+
+
+@damage
+def index_newer(folder: Path) -> Path:
+    newer_header(indexes(folder)[0])
+    return indexes(folder)[0]
+
+
+@damage
+def snapshot_damaged(folder: Path) -> Path:
+    path = snapshots(folder)[-1]
+    flip(path, path.stat().st_size // 2)
+    return path
+
+
+@damage
+def snapshot_cut_short(folder: Path) -> Path:
+    path = snapshots(folder)[-1]
+    os.truncate(path, path.stat().st_size - 1)
+    return path
+
+
+@damage
+def snapshot_newer(folder: Path) -> Path:
+    newer_header(snapshots(folder)[-1])
+    return snapshots(folder)[-1]
+
+
+@damage
+def snapshot_missing(folder: Path) -> Path:
+    for path in snapshots(folder):
+        moved_away(path)
+    return shard_folder(folder, 0)
+
+
+@damage
+def wal_header_damaged(folder: Path) -> Path:
+    path = first_with_frames(folder)
+    flip(path, 30)
+    return path
+
+
+@damage
+def wal_header_newer(folder: Path) -> Path:
+    path = first_with_frames(folder)
+    newer_header(path)
+    return path
+
+
+@damage
+def last_wal_header_zeroed(folder: Path) -> Path:
+    """Frames follow it, so it is not a file whose life ended before its header was written."""
+    path = next(path for path in reversed(wal_files(folder)) if frames(path))
+    for later in wal_files(folder):
+        if later > path:
+            later.unlink()
+    overwrite(path, 0, bytes(FILE_HEADER_BYTES))
+    return path
+
+
+@damage
+def first_wal_file_missing(folder: Path) -> Path:
+    """With it go frames that no snapshot covers."""
+    moved_away(first_with_frames(folder))
+    return shard_folder(folder, 0)
+
+
+@damage
+def shard_folder_missing(folder: Path) -> Path:
+    shutil.move(shard_folder(folder, 0), folder.parent / "elsewhere")
+    return shard_folder(folder, 0)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_refused_and_nothing_is_touched(
+    serve: Start, full: tuple[Path, Oracle], tmp_path: Path, what: str
+) -> None:
+    mine = copy(full[0], tmp_path / "data")
+    named = DAMAGES[what](mine)
+    before = contents(mine)
+    server = serve(shards=1, env=SMALL, wait=False)
+    settled = {State.FAILED, State.READY}
+    eventually(lambda: server.state("shard-0") in settled, what=f"a decision\n{server.log()}")
+    after = contents(mine)
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
+    assert server.state("shard-0") is State.FAILED, f"served a folder with {what}; changed files: {changed}"
+    assert not changed, "a refusal must not touch the folder"
+    refusal = next(line for line in server.log().splitlines() if "recovery refused" in line)
+    assert str(named) in refusal
+    if what.endswith("newer"):
+        assert "newer" in refusal
+    eventually(lambda: server.state("gateway-0") is State.READY, what="the gateway")
+    assert "shard-0" in server.ready().body["error"]["message"]
+
+
+# --- the manifest -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (json.dumps({"format": 99, "layout": 1, "shards": 1}), "newer"),
+        ("{", "damaged"),
+        (json.dumps({"format": 1, "layout": 0, "shards": 1}), "damaged"),
+        (None, "no topics.json"),
+    ],
+    ids=["newer", "cut", "nonsense", "missing"],
+)
+def test_a_manifest_that_can_not_be_used_refuses_the_start(
+    serve: Start, full: tuple[Path, Oracle], tmp_path: Path, text: str | None, says: str
+) -> None:
+    mine = copy(full[0], tmp_path / "data")
+    manifest = mine / "topics.json"
+    if text is None:
+        manifest.unlink()
+    else:
+        manifest.write_text(text)
+    before = contents(mine)
+    server = serve(shards=1, env=SMALL, wait=False)
+    assert server.wait_exit() == 2
+    assert says in server.log()
+    assert str(mine) in server.log()
+    assert contents(mine) == before
