@@ -49,8 +49,7 @@ class Context:
         self.board = Board.attach(next(supply), boot.board_size)
         self.row = self.board.row(boot.name)
         self.bells: dict[str, Doorbell] = {
-            name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name))
-            for name in boot.bells
+            name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name)) for name in boot.bells
         }
         self.bell = self.bells.pop(boot.name)
         self.links: dict[str, Link] = {}

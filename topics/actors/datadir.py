@@ -178,9 +178,7 @@ def read_lock_info(data_dir: str) -> LockInfo:
     except (FileNotFoundError, NotADirectoryError):
         raise nobody from None
     except PermissionError:
-        raise ServerNotRunning(
-            f"can't read {data_dir}: run this as the user that the server runs as"
-        ) from None
+        raise ServerNotRunning(f"can't read {data_dir}: run this as the user that the server runs as") from None
     try:
         info = _read_info(fd)
         # A shared lock that is granted proves that nobody holds the exclusive one; closing gives it back.

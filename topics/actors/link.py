@@ -31,6 +31,9 @@ class Link:
             self.bell.ring()
         return messages
 
+    def has_work(self) -> bool:
+        return not self.reader.empty() or self.writer.room_was_made
+
     def flush(self) -> None:
         """Publish what was sent since the last flush and ring once."""
         if self.writer.flush():

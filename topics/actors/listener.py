@@ -36,16 +36,12 @@ def bind_listener(host: str, port: int) -> socket.socket:
     except OSError as exc:
         sock.close()
         if exc.errno == errno.EADDRINUSE:
-            advice = (
-                "Stop whatever listens there, or choose another port with TOPICS_PORT (0 takes a free one)"
-            )
+            advice = "Stop whatever listens there, or choose another port with TOPICS_PORT (0 takes a free one)"
         elif exc.errno == errno.EACCES:
             advice = "Ports below 1024 need a privilege: choose another with TOPICS_PORT"
         else:
             advice = "Set TOPICS_HOST to an address of this machine"
-        raise StartRefused(
-            f"can't listen on {host} port {port}: {os.strerror(exc.errno or 0)}. {advice}"
-        ) from None
+        raise StartRefused(f"can't listen on {host} port {port}: {os.strerror(exc.errno or 0)}. {advice}") from None
     return sock
 
 

@@ -22,6 +22,8 @@ from topics.errors import ApiError
 from topics.storage.config import TopicConfig, TopicType
 
 ENVELOPE = struct.Struct("<BBHIQQ")
+_APPENDED = struct.Struct("<QIQ??II")
+_APPENDED_WHOLE = struct.Struct("<BBHIQQQIQ??II")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -49,9 +51,11 @@ class Append(_Message, frozen=True):
     key: str | None = None
 
 
-class Appended(_Message, frozen=True):
+class Appended(NamedTuple):
+    """The commonest answer, so it is a fixed struct and not msgpack."""
+
     first_seq: int
-    count: int
+    records: int
     head_seq: int
     created: bool
     deduped: bool
@@ -168,7 +172,6 @@ REQUESTS: dict[Op, type[_Message]] = {
     Op.DELETE_RECORDS: DeleteRecords,
 }
 ANSWERS: dict[Op, type[_Message]] = {
-    Op.APPEND: Appended,
     Op.DIFF: Diffed,
     Op.PUT_TOPIC: TopicPut,
     Op.GET_TOPIC: TopicReport,
@@ -195,6 +198,33 @@ def pack(op: Op, correlation: int, head: _Message, body: bytes = b"", *, deadlin
     return ENVELOPE.pack(op, 0, 0, len(encoded), correlation, deadline_ms) + encoded + body
 
 
+def pack_appended(
+    correlation: int,
+    first_seq: int,
+    records: int,
+    head_seq: int,
+    created: bool,
+    deduped: bool,
+    wal_us: int,
+    fsync_us: int,
+) -> bytes:
+    return _APPENDED_WHOLE.pack(
+        Op.APPEND,
+        0,
+        0,
+        _APPENDED.size,
+        correlation,
+        0,
+        first_seq,
+        records,
+        head_seq,
+        created,
+        deduped,
+        wal_us,
+        fsync_us,
+    )
+
+
 def pack_cancel(correlation: int) -> bytes:
     return ENVELOPE.pack(Op.CANCEL, 0, 0, 0, correlation, 0)
 
@@ -210,6 +240,9 @@ def unpack(message: bytes) -> Envelope:
     return Envelope(op, error, correlation, deadline_ms, message[ENVELOPE.size : at], message[at:])
 
 
+decode_append = msgspec.msgpack.Decoder(Append).decode
+
+
 def decode_request(op: int, head: bytes) -> Any:
     return _request_decoders[op].decode(head)
 
@@ -219,4 +252,6 @@ def decode_answer(envelope: Envelope) -> Any:
     if envelope.error:
         failure = _decode_failure(envelope.head)
         raise ApiError(failure.code, failure.message, failure.detail, retry_after_s=failure.retry_after_s)
+    if envelope.op == Op.APPEND:
+        return Appended._make(_APPENDED.unpack(envelope.head))
     return _answer_decoders[envelope.op].decode(envelope.head)

@@ -121,9 +121,7 @@ class RestartStatistics(msgspec.Struct, frozen=True):
 class ChildLife:
     """One child's place in the table, and its restart budget."""
 
-    def __init__(
-        self, clock: Callable[[], float], *, restarts_per_minute: int = limits.RESTARTS_PER_MINUTE
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], *, restarts_per_minute: int = limits.RESTARTS_PER_MINUTE) -> None:
         self._clock = clock
         self._budget = restarts_per_minute
         self._restarts: deque[float] = deque()  # when, within the last minute

@@ -422,9 +422,7 @@ class Supervisor:
             for child in self._children.values():
                 if child.process is None or child.watch is None:
                     continue
-                if child.watch.look(child.row[Word.HEARTBEAT]) and (
-                    child.life.handle(Event.HUNG) is Action.KILL
-                ):
+                if child.watch.look(child.row[Word.HEARTBEAT]) and (child.life.handle(Event.HUNG) is Action.KILL):
                     self._log.warning("child_hangs", child=child.name, pid=child.process.pid)
                     child.process.kill()
 

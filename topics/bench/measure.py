@@ -164,14 +164,10 @@ class Measurement:
         taken = self._take_turns(sides, jobs)
         for side, size, outcomes in zip(sides, sizes, taken, strict=False):
             _check_stored(side, sum(outcome.acknowledged for outcome in outcomes) * size)
-        return [
-            rates(outcomes, records_per_request=size) for outcomes, size in zip(taken, sizes, strict=False)
-        ]
+        return [rates(outcomes, records_per_request=size) for outcomes, size in zip(taken, sizes, strict=False)]
 
     def _latency(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
-        jobs = [
-            side.append_job(connections=1, batch=1, record_bytes=RECORD_BYTES, timed=True) for side in sides
-        ]
+        jobs = [side.append_job(connections=1, batch=1, record_bytes=RECORD_BYTES, timed=True) for side in sides]
         taken = self._take_turns(sides, jobs)
         for side, outcomes in zip(sides, taken, strict=True):
             _check_stored(side, sum(outcome.acknowledged for outcome in outcomes))
@@ -227,9 +223,7 @@ class Measurement:
                 for each in sides:
                     tree.wait_quiet(each.processes(), most_s=QUIET_S)
                 self._tell(f"round {number + 1} of {self._pace.rounds}: {side.name}")
-                job = msgspec.structs.replace(
-                    jobs[index], warm_s=self._pace.warm_s, seconds=self._pace.seconds
-                )
+                job = msgspec.structs.replace(jobs[index], warm_s=self._pace.warm_s, seconds=self._pace.seconds)
                 taken[index].append(run_apart(job))
         return taken
 

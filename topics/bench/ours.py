@@ -110,9 +110,7 @@ class Ours(Side):
         for stream, topic in enumerate(STREAMS):
             for variant in range(VARIANTS):
                 first = (stream * VARIANTS + variant) * batch
-                made.append(
-                    payload.http_append(topic, payload.records(batch, first=first, size=record_bytes))
-                )
+                made.append(payload.http_append(topic, payload.records(batch, first=first, size=record_bytes)))
         return Job(
             port=self.port,
             requests=made,

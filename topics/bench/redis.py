@@ -118,9 +118,7 @@ class Redis(Side):
         for number, stream in enumerate(STREAMS):
             for variant in range(VARIANTS):
                 first = (number * VARIANTS + variant) * batch
-                made.append(
-                    payload.resp_append(stream, payload.records(batch, first=first, size=record_bytes))
-                )
+                made.append(payload.resp_append(stream, payload.records(batch, first=first, size=record_bytes)))
         return Job(
             port=self.port,
             requests=made,

@@ -35,9 +35,7 @@ QUICK = Pace(rounds=3, seconds=0.4, warm_s=0.1)
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Where the temporary data folders are made: its disk is what fsync measures.",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures."
-)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures.")
 @click.option("--list", "list_only", is_flag=True, help="Print the names of the lines and end.")
 def bench(
     only: tuple[str, ...],

@@ -47,9 +47,7 @@ def link_table(settings: Settings) -> list[tuple[str, str]]:
 @click.option("--host", help="Address to listen on (TOPICS_HOST; default 127.0.0.1).")
 @click.option("--port", type=int, help="Port to listen on, 0 for a free one (TOPICS_PORT; default 4000).")
 @click.option("--data-dir", help="Where the data lives (TOPICS_DATA_DIR; default ./topics-data).")
-@click.option(
-    "--shards", type=int, help="Number of shards (TOPICS_WAL_SHARDS; default one per core, up to 8)."
-)
+@click.option("--shards", type=int, help="Number of shards (TOPICS_WAL_SHARDS; default one per core, up to 8).")
 def serve(host: str | None, port: int | None, data_dir: str | None, shards: int | None) -> None:
     """Run the server until it is told to stop (Ctrl-C or SIGTERM).
 

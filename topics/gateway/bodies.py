@@ -190,9 +190,7 @@ def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, ke
     common = given.node
     if common is not None:
         _check_text(common, settings.max_node_bytes, "node")
-    if count == 1 or any(
-        [record.tag is not None or record.meta is not None or record.node is not None for record in records]
-    ):
+    if any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
         tags, nodes, metas, meta_bytes = _side_columns(records, common, settings)
         size += meta_bytes
     else:

@@ -8,7 +8,9 @@ idempotency key is safe.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from topics.actors import messages
 from topics.actors.link import Link
@@ -16,7 +18,7 @@ from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
 
 
-class _Pending(NamedTuple):
+class _Pending(msgspec.Struct, gc=False):
     call: Call
     sink: Sink
     deadline_ms: int
@@ -73,9 +75,7 @@ class Calls:
         correlation = self._next
         deadline_ms = time.monotonic_ns() // 1_000_000 + self._timeout_ms + call.timeout_ms
         try:
-            link.writer.send(
-                messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms)  # type: ignore[arg-type]
-            )
+            link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
         except RingFull:
             self.refused += 1
             sink.finish(error_response(_backpressure(shard)))
@@ -98,7 +98,7 @@ class Calls:
     # --- answers ---
 
     def has_answers(self) -> bool:
-        return any([link is not None and not link.reader.empty() for link in self._links])
+        return any([link is not None and link.has_work() for link in self._links])
 
     def drain(self) -> None:
         """Hand every answer that has arrived to whoever asked."""

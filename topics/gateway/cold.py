@@ -173,7 +173,7 @@ class ColdLane:
             if head.is_gzipped(_header("content-encoding")):
                 body = head.gunzip(body, most=self._settings.max_body_bytes)
         key = current.headers.get("Idempotency-Key")
-        return route.handler(Request(route.name, route.query, body, key, time.perf_counter_ns()))
+        return route.handler(Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns()))
 
 
 def _header(name: str) -> bytes:

@@ -18,9 +18,10 @@ JSON = "application/json"
 
 
 class Request(msgspec.Struct, gc=False):
-    """What a handler may look at. `name` is the validated topic of the path, if the route has one."""
+    """What a handler may look at. `name` is the validated topic of the path, if the route has one, `shard` its owner."""
 
     name: str
+    shard: int
     query: Mapping[str, str]
     body: bytes | bytearray
     idempotency_key: str | None
@@ -34,17 +35,14 @@ class Response(msgspec.Struct):
     close: bool = False
 
 
-class Call:
+class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
     """One question to one shard. Subclasses add what their answer needs to be rendered."""
 
-    __slots__ = ("body", "head", "op", "shard", "timeout_ms")
-
-    def __init__(self, *, shard: int, op: Op, head: msgspec.Struct, body: bytes = b"", timeout_ms: int = 0) -> None:
-        self.shard = shard
-        self.op = op
-        self.head = head
-        self.body = body
-        self.timeout_ms = timeout_ms  # beyond the usual one: a long poll's wait
+    shard: int
+    op: Op
+    head: Any
+    body: bytes = b""
+    timeout_ms: int = 0  # beyond the usual one: a long poll's wait
 
     def render(self, answer: Any, body: bytes) -> Any:
         return answer

@@ -23,7 +23,6 @@ from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
-from topics.storage.config import owner_of_name
 
 _encode = msgspec.json.Encoder().encode
 _MS = 1_000_000
@@ -51,25 +50,25 @@ class Handlers:
         self.started_ns = time.monotonic_ns()
         self.draining = False
 
-    def shard_of(self, topic: str) -> int:
-        return owner_of_name(topic, self.shards)
-
     # --- records ---
 
     def append(self, request: Request) -> Outcome:
         topic = request.name
         head, batch = bodies.decode_append(request.body, topic, self.settings, key=request.idempotency_key)
         return _AppendCall(
-            shard=self.shard_of(topic),
+            shard=request.shard,
+            op=Op.APPEND,
             head=head,
             body=batch,
-            return_seqs=_flag(request, "return_seqs", True),
+            return_seqs=not request.query or _flag(request, "return_seqs", True),
             started_ns=request.started_ns,
         )
 
     def diff(self, request: Request) -> Outcome:
         head = bodies.decode_diff(request.body, request.name, self.settings)
-        return _DiffCall(shard=self.shard_of(request.name), head=head, started_ns=request.started_ns)
+        return _DiffCall(
+            shard=request.shard, op=Op.DIFF, head=head, timeout_ms=head.wait_ms, started_ns=request.started_ns
+        )
 
     def delete_records(self, request: Request) -> Outcome:
         head = bodies.decode_delete(request.body, request.name)
@@ -85,7 +84,7 @@ class Handlers:
             }
             return Response(200, _with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
 
-        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.DELETE_RECORDS, head=head)
+        return _RenderedCall(rendered=render, shard=request.shard, op=Op.DELETE_RECORDS, head=head)
 
     # --- topics ---
 
@@ -97,7 +96,7 @@ class Handlers:
             return Response(201 if answer.created else 200, _with_performance(content, request.started_ns))
 
         head = messages.PutTopic(request.name, config, kind)
-        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.PUT_TOPIC, head=head)
+        return _RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
 
     def get_topic(self, request: Request) -> Outcome:
         def render(answer: messages.TopicReport, _: bytes) -> Response:
@@ -117,7 +116,7 @@ class Handlers:
             return Response(200, _with_performance(content, request.started_ns))
 
         head = messages.GetTopic(request.name, _flag(request, "touch", True))
-        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.GET_TOPIC, head=head)
+        return _RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
 
     def drop_topic(self, request: Request) -> Outcome:
         def render(answer: messages.TopicDropped, _: bytes) -> Response:
@@ -125,7 +124,7 @@ class Handlers:
             return Response(200, _with_performance(content, request.started_ns))
 
         head = messages.DropTopic(request.name, _flag(request, "if_empty", False))
-        return _RenderedCall(render, shard=self.shard_of(request.name), op=Op.DROP_TOPIC, head=head)
+        return _RenderedCall(rendered=render, shard=request.shard, op=Op.DROP_TOPIC, head=head)
 
     def list_topics(self, request: Request) -> Outcome:
         size = _page_size(request)
@@ -184,57 +183,44 @@ def shutting_down() -> ApiError:
 # --- calls whose answers are formatted by hand, and the others ----------------------------------------
 
 
-class _RenderedCall(Call):
-    __slots__ = ("_render",)
-
-    def __init__(self, render: Callable[[Any, bytes], Response], *, shard: int, op: Op, head: msgspec.Struct) -> None:
-        super().__init__(shard=shard, op=op, head=head)
-        self._render = render
+class _RenderedCall(Call, kw_only=True, gc=False, eq=False):
+    rendered: Callable[[Any, bytes], Response]
 
     def render(self, answer: Any, body: bytes) -> Response:
-        return self._render(answer, body)
+        return self.rendered(answer, body)
 
 
-class _AppendCall(Call):
-    __slots__ = ("_return_seqs", "_started_ns", "_topic")
-
-    def __init__(self, *, shard: int, head: messages.Append, body: bytes, return_seqs: bool, started_ns: int) -> None:
-        super().__init__(shard=shard, op=Op.APPEND, head=head, body=body)
-        self._topic = head.topic
-        self._return_seqs = return_seqs
-        self._started_ns = started_ns
+class _AppendCall(Call, kw_only=True, gc=False, eq=False):
+    return_seqs: bool
+    started_ns: int
 
     def render(self, answer: messages.Appended, body: bytes) -> Response:
-        first, count = answer.first_seq, answer.count
+        first, count, head_seq, created, deduped, wal_us, fsync_us = answer
         last = first + count - 1
-        if not self._return_seqs:
+        if not self.return_seqs:
             seqs = ""
         elif count == 1:
             seqs = f'"seqs":[{first}],'
         else:
             seqs = f'"seqs":{_encode(list(range(first, last + 1))).decode()},'
-        created = answer.created
+        spent_us = (time.perf_counter_ns() - self.started_ns) // 1_000
         return Response(
             201 if created else 200,
             (
-                f'{{"topic":"{self._topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{answer.head_seq},'
+                f'{{"topic":"{self.head.topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{head_seq},'
                 f'"count":{count},"created":{"true" if created else "false"},'
-                f'"deduped":{"true" if answer.deduped else "false"},'
-                f'"performance":{{"server_total_ms":{elapsed_ms(self._started_ns):.3f},'
-                f'"wal_append_ms":{answer.wal_us / 1000:.3f},"fsync_ms":{answer.fsync_us / 1000:.3f}}}}}'
+                f'"deduped":{"true" if deduped else "false"},'
+                f'"performance":{{"server_total_ms":{spent_us / 1000},'
+                f'"wal_append_ms":{wal_us / 1000},"fsync_ms":{fsync_us / 1000}}}}}'
             ).encode(),
         )
 
 
-class _DiffCall(Call):
-    __slots__ = ("_started_ns",)
-
-    def __init__(self, *, shard: int, head: messages.Diff, started_ns: int) -> None:
-        super().__init__(shard=shard, op=Op.DIFF, head=head, timeout_ms=head.wait_ms)
-        self._started_ns = started_ns
+class _DiffCall(Call, kw_only=True, gc=False, eq=False):
+    started_ns: int
 
     def render(self, answer: messages.Diffed, body: bytes) -> Response:
-        spent = elapsed_ms(self._started_ns)
+        spent = elapsed_ms(self.started_ns)
         tail = b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}' % (spent, answer.scanned)
         return Response(200, body + tail)
 

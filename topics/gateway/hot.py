@@ -16,6 +16,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from topics import limits
 from topics.errors import ApiError, invalid
@@ -36,16 +39,13 @@ _EMPTY = b""
 _DISCARD_MS = 2_000
 
 
-class Exchange:
+class Exchange(msgspec.Struct, gc=False, eq=False):
     """One request of one connection, waiting for its answer's turn."""
 
-    __slots__ = ("answer", "connection", "gzipped", "keep_alive")
-
-    def __init__(self, connection: Connection, *, keep_alive: bool, gzipped: bool) -> None:
-        self.connection = connection
-        self.keep_alive = keep_alive
-        self.gzipped = gzipped
-        self.answer: bytes | None = None
+    connection: Any  # a Connection
+    keep_alive: bool
+    gzipped: bool
+    answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
         connection = self.connection
@@ -112,6 +112,8 @@ class HotLane:
         self.dirty: set[Connection] = set()
         self.connections: dict[int, Connection] = {}
         self.requests = 0
+        # One buffer for all: asking recv for a fresh one of this size costs more than the copy.
+        self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
         self._heads = heads
         self._calls = calls
         self._epoll = epoll
@@ -188,12 +190,13 @@ class HotLane:
             self._discard(connection)
             return
         try:
-            data = connection.sock.recv(_RECEIVE_BYTES)
+            received = connection.sock.recv_into(self._arrived)
         except BlockingIOError:
             return
-        if not data:
+        if not received:
             self._end_of_input(connection)
             return
+        data = self._arrived[:received].tobytes()
         buffered = connection.buffer
         if buffered:
             if not isinstance(buffered, bytearray):
@@ -347,7 +350,7 @@ class HotLane:
 
     def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
         self.requests += 1
-        exchange = Exchange(connection, keep_alive=head.keep_alive, gzipped=head.gzip_answer)
+        exchange = Exchange(connection, head.keep_alive, head.gzip_answer)
         connection.exchanges.append(exchange)
         if not head.keep_alive:
             connection.closing = True
@@ -360,7 +363,7 @@ class HotLane:
             assert route is not None
             if head.gzip_body and body:
                 body = gunzip(body, most=self.settings.max_body_bytes)
-            request = Request(route.name, route.query, body, head.idempotency_key, time.perf_counter_ns())
+            request = Request(route.name, route.shard, route.query, body, head.idempotency_key, time.perf_counter_ns())
             self._calls.submit(route.handler(request), exchange)
         except ApiError as error:
             exchange.finish(error_response(error))
@@ -377,7 +380,7 @@ class HotLane:
         connection.closing = True
         connection.buffer = _EMPTY
         connection.head = connection.chunks = connection.large = None
-        exchange = Exchange(connection, keep_alive=False, gzipped=False)
+        exchange = Exchange(connection, False, False)
         connection.exchanges.append(exchange)
         exchange.finish(error_response(error, close=True))
         self._set_interest(connection, connection.interest & ~_IN)

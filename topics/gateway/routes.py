@@ -14,6 +14,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway.bodies import check_name
 from topics.gateway.exchange import Outcome, Request
 from topics.gateway.handlers import Handlers
+from topics.storage.config import owner_of_name
 
 Handler = Callable[[Request], Outcome]
 
@@ -21,6 +22,7 @@ Handler = Callable[[Request], Outcome]
 class Route(NamedTuple):
     handler: Handler
     name: str
+    shard: int
     query: dict[str, str]
     takes_body: bool
 
@@ -29,6 +31,7 @@ class Routes:
     """`*` stands for a topic's name."""
 
     def __init__(self, handlers: Handlers) -> None:
+        self._shards = handlers.shards
         self._table: dict[tuple[str, ...], dict[str, Handler]] = {
             ("v0", "topics"): {"GET": handlers.list_topics},
             ("v0", "topics", "*"): {
@@ -75,4 +78,4 @@ class Routes:
                     query.setdefault(key, value)
             except ValueError:
                 raise invalid("the query string can't be read") from None
-        return Route(handler, name, query, method in ("POST", "PUT"))
+        return Route(handler, name, owner_of_name(name, self._shards), query, method in ("POST", "PUT"))

@@ -46,14 +46,15 @@ FIRST = 1
 LAST = 2
 WHOLE = FIRST | LAST
 PAD = 4
+BATCH = 8  # several messages: their number and lengths as u32, then the messages
 
-_CHECK_SALT = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
+CHECK_SALT = 0x9E3779B97F4A7C15
+CHECK_MASK = 2**64 - 1
 
 
 def frame_check(position: int, length: int, flags: int, generation: int) -> int:
     """Ties a frame header to its place and its ring's generation: a stale or stray header does not fit."""
-    return (position ^ (length << 32 | flags << 16 | generation) ^ _CHECK_SALT) & _MASK
+    return (position ^ (length << 32 | flags << 16 | generation) ^ CHECK_SALT) & CHECK_MASK
 
 
 def frame_span(length: int) -> int:

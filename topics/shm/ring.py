@@ -1,15 +1,16 @@
 """A single-producer single-consumer byte ring: the algorithm over layout.py.
 
-Rules: the producer writes frames, then publishes the tail once per flush; the consumer copies frames out, then
-publishes the head once per drain. Neither ever blocks: what does not fit waits in the producer's outbox. A
-message longer than a quarter of the ring travels in fragments and arrives whole. A frame that fails its checks
-is never delivered: the reader raises RingPoisoned and the link is abandoned.
+Rules: the producer writes frames, then publishes the tail once per flush, all messages of a flush in one frame if
+they fit; the consumer copies frames out, then publishes the head once per drain. Neither ever blocks: what does not
+fit waits in the producer's outbox. A message longer than a quarter of the ring travels in fragments and arrives
+whole. A frame that fails its checks is never delivered: the reader raises RingPoisoned and the link is abandoned.
 
 A crash of either side leaves the region as it is; the supervisor makes a new one with the next generation.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
 
@@ -17,10 +18,11 @@ import msgspec
 
 from topics.errors import RingFull, RingPoisoned
 from topics.shm import layout
-from topics.shm.layout import FIRST, FRAME_HEADER, HEADER_BYTES, LAST, PAD, WHOLE
+from topics.shm.layout import BATCH, CHECK_MASK, CHECK_SALT, FIRST, FRAME_HEADER, HEADER_BYTES, LAST, PAD, WHOLE
 
 _fence = threading.Lock()
 _HEADER = FRAME_HEADER.size
+_U32 = struct.Struct("<I")
 
 
 class RingStatistics(msgspec.Struct, frozen=True):
@@ -96,50 +98,34 @@ class RingWriter(_Ring):
                 self._words[layout.WORD_WANTS] = 0
         return frames
 
+    @property
+    def room_was_made(self) -> bool:
+        """Something waits in the outbox and the consumer has drained since: worth another flush."""
+        return bool(self._outbox) and not self._words[layout.WORD_WANTS]
+
     def _fill(self) -> int:
-        words, outbox, capacity = self._words, self._outbox, self.capacity
-        tail = self._tail
-        room = capacity - (tail - words[layout.WORD_HEAD])
-        at = start = tail % capacity  # the run being gathered begins at `start`
-        parts: list[bytes | memoryview] = []
+        outbox = self._outbox
+        count = len(outbox)
+        if count > 1 and self._sent == 0:
+            # The usual case: what one round gathered goes out as one frame.
+            length = self.outbox_bytes + 4 * count + 4
+            if length <= self._max_payload and self._reserve(length):
+                payload = struct.pack(f"<{count + 1}I", count, *map(len, outbox)) + b"".join(outbox)
+                self._put(payload, BATCH)
+                outbox.clear()
+                self.outbox_bytes = 0
+                self._messages += count
+                self._publish()
+                return 1
         frames = 0
         while outbox:
             message = outbox[0]
             left = len(message) - self._sent
             length = left if left <= self._max_payload else self._max_payload
-            span = (length + _HEADER + 15) & -16
-            to_end = capacity - at
-            if span > to_end:
-                if to_end > room:
-                    break
-                pad = to_end - _HEADER
-                check = layout.frame_check(tail, pad, PAD, self._generation)
-                parts.append(FRAME_HEADER.pack(pad, PAD, self._generation, check))
-                run = b"".join(parts)
-                self._data[start : start + len(run)] = run
-                parts.clear()
-                tail += to_end
-                room -= to_end
-                at = start = 0
-                continue
-            if span > room:
+            if not self._reserve(length):
                 break
-            flags = 0
-            if self._sent == 0:
-                flags = FIRST
-            if length == left:
-                flags |= LAST
-            check = layout.frame_check(tail, length, flags, self._generation)
-            parts.append(FRAME_HEADER.pack(length, flags, self._generation, check))
-            if flags == WHOLE:
-                parts.append(message)
-            else:
-                parts.append(memoryview(message)[self._sent : self._sent + length])
-            if padding := span - _HEADER - length:
-                parts.append(bytes(padding))
-            tail += span
-            at += span
-            room -= span
+            flags = (FIRST if self._sent == 0 else 0) | (LAST if length == left else 0)
+            self._put(message if flags == WHOLE else message[self._sent : self._sent + length], flags)
             frames += 1
             self.outbox_bytes -= length
             if flags & LAST:
@@ -148,16 +134,42 @@ class RingWriter(_Ring):
                 self._messages += 1
             else:
                 self._sent += length
-        if parts:
-            run = b"".join(parts)
-            self._data[start : start + len(run)] = run
-        if tail != self._tail:
-            self._tail = tail
-            words[layout.WORD_TAIL] = tail
-            used = capacity - room
-            if used > self._high_water:
-                self._high_water = used
+        self._publish()
         return frames
+
+    def _reserve(self, length: int) -> bool:
+        """See that a frame of this payload can be put at the tail; pads to the end of the ring if it must."""
+        span = (length + _HEADER + 15) & -16
+        room = self.capacity - (self._tail - self._words[layout.WORD_HEAD])
+        to_end = self.capacity - self._tail % self.capacity
+        if span <= to_end:
+            return span <= room
+        if to_end > room:
+            return False
+        self._put_header(to_end - _HEADER, PAD)
+        self._tail += to_end
+        return span <= room - to_end
+
+    def _put(self, payload: bytes, flags: int) -> None:
+        length = len(payload)
+        at = self._put_header(length, flags)
+        self._data[at : at + length] = payload
+        self._tail += (length + _HEADER + 15) & -16
+
+    def _put_header(self, length: int, flags: int) -> int:
+        """Returns where the payload goes."""
+        tail, generation = self._tail, self._generation
+        check = (tail ^ (length << 32 | flags << 16 | generation) ^ CHECK_SALT) & CHECK_MASK
+        at = tail % self.capacity
+        FRAME_HEADER.pack_into(self._data, at, length, flags, generation, check)
+        return at + _HEADER
+
+    def _publish(self) -> None:
+        words = self._words
+        words[layout.WORD_TAIL] = self._tail
+        used = self._tail - words[layout.WORD_HEAD]
+        if used > self._high_water:
+            self._high_water = used
 
     def statistics(self) -> RingStatistics:
         used = self._tail - self._words[layout.WORD_HEAD]
@@ -195,16 +207,20 @@ class RingReader(_Ring):
             span = (length + _HEADER + 15) & -16
             if (
                 frame_generation != generation
-                or check != layout.frame_check(head, length, flags, generation)
+                or check != (head ^ (length << 32 | flags << 16 | generation) ^ CHECK_SALT) & CHECK_MASK
                 or span > tail - head
                 or at + span > capacity
             ):
                 raise RingPoisoned(f"frame at {head} fails its checks")
             begin = at + _HEADER
-            if flags == WHOLE:
+            if flags in (WHOLE, BATCH):
                 if self._fragments:
                     raise RingPoisoned(f"frame at {head}: a message began inside another")
-                messages.append(data[begin : begin + length].tobytes())
+                payload = data[begin : begin + length].tobytes()
+                if flags == WHOLE:
+                    messages.append(payload)
+                else:
+                    self._split(head, payload, messages)
             elif flags != PAD:
                 self._join(head, flags, data[begin : begin + length].tobytes(), messages)
             head += span
@@ -217,6 +233,19 @@ class RingReader(_Ring):
             self.made_room = True
         self._messages += len(messages)
         return messages
+
+    @staticmethod
+    def _split(position: int, payload: bytes, messages: list[bytes]) -> None:
+        count = _U32.unpack_from(payload)[0] if len(payload) >= 4 else len(payload)
+        at = 4 + 4 * count
+        if at > len(payload):
+            raise RingPoisoned(f"frame at {position}: a batch of {count} messages in {len(payload)} bytes")
+        lengths = struct.unpack_from(f"<{count}I", payload, 4)
+        if at + sum(lengths) != len(payload):
+            raise RingPoisoned(f"frame at {position}: the lengths of a batch don't add up")
+        for length in lengths:
+            messages.append(payload[at : at + length])
+            at += length
 
     def _join(self, position: int, flags: int, fragment: bytes, messages: list[bytes]) -> None:
         if bool(flags & FIRST) == bool(self._fragments) or flags & ~WHOLE:

@@ -30,6 +30,7 @@ _decode_nodes = msgspec.json.Decoder(str | list[str | None]).decode
 _decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 Buffer = bytes | memoryview | msgspec.Raw
+Raw = msgspec.Raw
 
 
 def pack(
@@ -37,7 +38,7 @@ def pack(
     *,
     tags: Sequence[str | None] | None = None,
     nodes: str | Sequence[str | None] | None = None,
-    metas: Sequence[Buffer | None] | None = None,
+    metas: Sequence[Raw | None] | None = None,
 ) -> bytes:
     """A batch body; a column given as None is absent."""
     return pack_joined(RECORD_SEPARATOR.join(data), tags=tags, nodes=nodes, metas=metas)
@@ -51,7 +52,7 @@ def pack_joined(
     *,
     tags: Sequence[str | None] | None,
     nodes: str | Sequence[str | None] | None,
-    metas: Sequence[Buffer | None] | None,
+    metas: Sequence[Raw | None] | None,
 ) -> bytes:
     """The same for data values that are joined already."""
     if tags is None and nodes is None and metas is None:

@@ -16,6 +16,12 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     ceiling: int
 
 
+class HeadFrame(msgspec.Struct, array_like=True, frozen=True):
+    """The frame's first_seq is the new ceiling: no seq above it has been given out. head_seq was the highest then."""
+
+    head_seq: int
+
+
 class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     """Records a client removed: all below a seq, or these seqs. Exactly one of the two is set."""
 

@@ -35,6 +35,8 @@ from __future__ import annotations
 import enum
 import struct
 
+from topics.errors import FormatError
+
 FORMAT_VERSION = 1
 
 WAL_MAGIC = b"TOPICWAL"
@@ -62,6 +64,13 @@ class FrameType(enum.IntEnum):
     DROP = 4
     HEAD = 5  # seqs below first_seq are spoken for, whether or not their records survive
     BLOCK = 16
+
+
+def check_version(version: int, *, path: str) -> None:
+    if version > FORMAT_VERSION:
+        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade topics")
+    if version < 1:
+        raise FormatError(f"{path}: format {version} never existed; the header is damaged")
 
 
 def aligned(size: int) -> int:

@@ -23,10 +23,13 @@ from topics.storage.format import (
     WAL_MAGIC,
     FrameType,
     aligned,
+    check_version,
     frame_bytes,
 )
 
 Readable = bytes | memoryview | mmap.mmap
+_pack_header = FRAME_HEADER.pack
+_pack_checksum = CHECKSUM.pack
 _PADDING = [bytes(n) for n in range(8)]
 
 
@@ -50,8 +53,7 @@ def decode_wal_header(data: bytes, *, path: str) -> WalHeader:
     magic, version, shard, layout, file_no, salt, _, boot_id = WAL_HEADER.unpack_from(data)
     if magic != WAL_MAGIC:
         raise FormatError(f"{path}: not a topics WAL file")
-    if version > FORMAT_VERSION:
-        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    check_version(version, path=path)
     if CHECKSUM.unpack_from(data, WAL_HEADER.size)[0] != xxh3_64_intdigest(data[: WAL_HEADER.size]):
         raise CorruptData(f"{path}: header checksum fails")
     return WalHeader(shard, layout, file_no, salt, boot_id)
@@ -62,7 +64,7 @@ class Frame(NamedTuple):
 
     type: int
     flags: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count
+    count: int  # type: ignore[assignment]  # hides tuple.count
     topic_id: int
     first_seq: int
     ts: int
@@ -96,6 +98,24 @@ def encode_frame(
     header = FRAME_HEADER.pack(salt, len(body), type, flags, len(key), count, topic_id, first_seq, ts, lsn, synced)
     frame = b"".join((header, key, body, _PADDING[-size & 7]))
     return frame + CHECKSUM.pack(xxh3_64_intdigest(frame))
+
+
+def encode_batch(
+    salt: int,
+    topic_id: int,
+    first_seq: int,
+    count: int,
+    ts: int,
+    lsn: int,
+    synced: int,
+    body: bytes,
+    key: bytes,
+) -> bytes:
+    """encode_frame for an append, without the price of its keywords."""
+    key_len, body_len = len(key), len(body)
+    header = _pack_header(salt, body_len, FrameType.APPEND, 0, key_len, count, topic_id, first_seq, ts, lsn, synced)
+    frame = header + key + body + _PADDING[-(key_len + body_len) & 7]
+    return frame + _pack_checksum(xxh3_64_intdigest(frame))
 
 
 def decode_frame(data: Readable, offset: int, *, salt: int) -> Frame | None:

@@ -13,6 +13,7 @@ import os
 import re
 
 _NUMBERED = re.compile(r"^([0-9a-f]{8})-([0-9a-f]{12})\.(wal|snap)$")
+_TOPIC = re.compile(r"^[0-9a-f]{16}$")
 _SEGMENT = re.compile(r"^([0-9]{20})\.data$")
 
 
@@ -37,6 +38,11 @@ def topics_dir(data_dir: str) -> str:
 
 def topic_dir(data_dir: str, topic_id: int) -> str:
     return os.path.join(data_dir, "topics", f"{topic_id:016x}")
+
+
+def parse_topic_dir(name: str) -> int | None:
+    """The topic id that a folder name stands for, or None."""
+    return int(name, 16) if _TOPIC.match(name) else None
 
 
 def segment_name(first_seq: int) -> str:

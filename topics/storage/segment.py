@@ -28,6 +28,7 @@ from topics.storage.format import (
     FrameType,
     aligned,
     block_bytes,
+    check_version,
 )
 from topics.storage.frames import Frame, decode_frame, encode_frame
 
@@ -53,8 +54,7 @@ def decode_segment_header(data: bytes, *, path: str) -> SegmentHeader:
     magic, version, _, topic_id, first_seq, created_ms, salt, _, _ = SEGMENT_HEADER.unpack_from(data)
     if magic != SEGMENT_MAGIC:
         raise FormatError(f"{path}: not a topics segment")
-    if version > FORMAT_VERSION:
-        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    check_version(version, path=path)
     if CHECKSUM.unpack_from(data, SEGMENT_HEADER.size)[0] != xxh3_64_intdigest(data[: SEGMENT_HEADER.size]):
         raise CorruptData(f"{path}: header checksum fails")
     return SegmentHeader(topic_id, first_seq, created_ms, salt)
@@ -218,8 +218,7 @@ def index_head_bytes(data: bytes, *, path: str) -> int:
     magic, version, _, _, _, _, table, directory = INDEX_HEADER.unpack_from(data)
     if magic != INDEX_MAGIC:
         raise FormatError(f"{path}: not a topics segment index")
-    if version > FORMAT_VERSION:
-        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    check_version(version, path=path)
     return int(FILE_HEADER_BYTES + table + directory)
 
 

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from topics.errors import CorruptData, FormatError
 from topics.storage.config import TopicConfig
-from topics.storage.format import FORMAT_VERSION, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from topics.storage.format import FORMAT_VERSION, SNAPSHOT_HEADER, SNAPSHOT_MAGIC, check_version
 
 
 class SegmentState(msgspec.Struct, array_like=True):
@@ -85,8 +85,7 @@ def decode_snapshot(data: bytes, *, path: str) -> ShardState:
     magic, version, _, length, checksum = SNAPSHOT_HEADER.unpack_from(data)
     if magic != SNAPSHOT_MAGIC:
         raise FormatError(f"{path}: not a topics snapshot")
-    if version > FORMAT_VERSION:
-        raise FormatError(f"{path}: format {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    check_version(version, path=path)
     payload = data[SNAPSHOT_HEADER.size : SNAPSHOT_HEADER.size + length]
     if len(payload) != length or xxh3_64_intdigest(payload) != checksum:
         raise CorruptData(f"{path}: snapshot checksum fails")

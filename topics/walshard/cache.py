@@ -14,15 +14,15 @@ class BatchCache:
         self._bytes = 0
         self._kept: deque[tuple[Row, int, bool]] = deque()  # row, bytes, whether it is the rendered form
 
-    def keep_body(self, row: Row, body: bytes) -> None:
+    def keep_body(self, row: Row) -> None:
         """A row without a source keeps its body for good; it is not ours to let go."""
-        row.body = body
-        if row.source is not None:
-            self._keep(row, len(body), False)
+        if row.source is not None and row.body is not None:
+            self._keep(row, len(row.body), False)
 
     def body(self, row: Row) -> bytes:
         if row.body is None:
-            self.keep_body(row, row.load())
+            row.body = row.load()
+            self.keep_body(row)
         assert row.body is not None
         return row.body
 

@@ -74,6 +74,15 @@ class Disk:
             raise
         kill_point("written")
 
+    def cut(self, fd: int, end: int, size: int) -> None:
+        """Forget everything behind `end`, and reserve the space up to `size` again if there is any."""
+        os.ftruncate(fd, end)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+
     def sync(self, fd: int) -> None:
         kill_point("sync")
         os.fdatasync(fd)

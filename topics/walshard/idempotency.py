@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 class Remembered(NamedTuple):
     first_seq: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count
+    records: int
     ts: int
 
 

@@ -17,11 +17,14 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
 
 from topics import limits
+from topics.errors import DiskFull
 from topics.settings import Settings
 from topics.storage.columns import Columns, coalesce
 from topics.storage.format import frame_bytes
@@ -32,8 +35,12 @@ from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment
+from topics.walshard.syncer import read_signal
 from topics.walshard.topic import Topic
 from topics.walshard.wal import WalFile
+
+_RETRY_MS = 1_000
+_FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 
 
 class _Block(NamedTuple):
@@ -48,6 +55,12 @@ class _Moved(NamedTuple):
     block: _Block
     entry: BlockEntry
     flags: bytes | None
+
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]  # on the thread
+    finished: Callable[[Any], None]  # on the loop, with its result
+    failed: Callable[[], None]  # on the loop, if the disk was full
 
 
 class Mover:
@@ -75,8 +88,9 @@ class Mover:
         self._old_snapshots: list[str] = []
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
         self.snapshot_lsn = snapshot_lsn
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
-        self._done: deque[tuple[Callable[[Any], None], Any, BaseException | None]] = deque()
+        self._retry_ms = 0  # after a full disk: not before this
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.busy = False
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
@@ -85,7 +99,7 @@ class Mover:
     # --- when ----------------------------------------------------------------------------------------
 
     def step(self, *, quiet: bool) -> bool:
-        """Start the next useful job, if there is one; returns whether one runs. Called now and then by the serving loop."""
+        """Start the next useful job, if there is one; returns whether one runs. The loop calls this now and then."""
         if self.busy:
             return True
         engine = self._engine
@@ -93,12 +107,12 @@ class Mover:
         pressed = (
             wal.backlog_bytes > limits.WAL_BACKLOG_BYTES or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
         )
-        if engine.read_only and engine.wal.fits(limits.MIB) and not wal.staged:
-            engine.read_only = False
-        if (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
-            self.flush(topic)
-        elif self._snapshot_is_due(quiet=quiet, pressed=pressed):
+        if engine.clock.now_ms() < self._retry_ms:
+            return True
+        if self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
+        elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
+            self.flush(topic)
         return self.busy
 
     def _next_to_flush(self, *, pressed: bool) -> Topic | None:
@@ -125,8 +139,10 @@ class Mover:
         wal = self._engine.wal
         if wal.written_lsn == self.snapshot_lsn:
             return False
-        freeable = bool(wal.older) and wal.older[0].pins == 0
-        return (quiet and (freeable or bool(self._engine.dropped))) or (pressed and freeable)
+        freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
+        if quiet or pressed:
+            return freeable > 0 or bool(self._engine.dropped)
+        return freeable >= _FREEABLE_FILES
 
     # --- flush ---------------------------------------------------------------------------------------
 
@@ -136,7 +152,12 @@ class Mover:
         if not blocks:
             return
         topic.flushing = True
-        self._submit(lambda: self._write_blocks(topic, blocks), lambda moved: self._take_blocks(topic, moved))
+
+        def failed() -> None:
+            topic.flushing = False
+
+        work = partial(self._write_blocks, topic, blocks)
+        self._submit(_Job(work, partial(self._take_blocks, topic), failed))
 
     def _plan(self, topic: Topic) -> list[_Block]:
         settings = self._settings
@@ -253,6 +274,7 @@ class Mover:
         engine = self._engine
         wal = engine.wal
         flags = []
+        dirty = []
         for topic in engine.topics.values():
             for segment in list(topic.segments):
                 if segment.live_rows == 0 and not topic.flushing:
@@ -260,6 +282,7 @@ class Mover:
                     topic.touched()
                     self._dead.append(segment)
                 elif segment.dirty:
+                    dirty.append((segment, segment.dirty))
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
         dropped, engine.dropped = engine.dropped, []
@@ -297,7 +320,15 @@ class Mover:
             for file in wal.trim(covered_lsn=covered):
                 file.unlink()
 
-        self._submit(write, finished)
+        def failed() -> None:
+            """Nothing was promised: everything taken for this snapshot waits for the next."""
+            for segment, rows in dirty:
+                segment.dirty |= rows
+            engine.dropped = dropped + engine.dropped
+            self._dead = dead + self._dead
+            self._old_snapshots = stale
+
+        self._submit(_Job(write, finished, failed))
 
     def adopt_snapshot(self, path: str) -> None:
         """A snapshot from before this start: it goes when the next one is written."""
@@ -305,22 +336,24 @@ class Mover:
 
     # --- the thread ----------------------------------------------------------------------------------
 
-    def _submit(self, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+    def _submit(self, job: _Job) -> None:
         self.busy = True
-        self._jobs.put((job, finished))
+        self._jobs.put(job)
 
     def take(self) -> None:
         """Take in the result of the job that ended, if one did."""
-        try:
-            os.eventfd_read(self.event_fd)
-        except BlockingIOError:
-            pass
-        while self._done:
-            finished, result, error = self._done.popleft()
-            self.busy = False
-            if error is not None:
-                raise error
-            finished(result)
+        if not self._done:
+            return
+        read_signal(self.event_fd)
+        job, result, error = self._done.popleft()
+        self.busy = False
+        if error is None:
+            job.finished(result)
+        elif isinstance(error, DiskFull):
+            job.failed()  # nothing has changed; the next try may find space
+            self._retry_ms = self._engine.clock.now_ms() + _RETRY_MS
+        else:
+            raise error
 
     def wait(self) -> None:
         """Block until no job runs; for stopping, recovery and tests."""
@@ -334,14 +367,13 @@ class Mover:
         os.close(self.event_fd)
 
     def _run(self) -> None:
-        while (work := self._jobs.get()) is not None:
-            job, finished = work
+        while (job := self._jobs.get()) is not None:
             result, error = None, None
             try:
-                result = job()
+                result = job.work()
             except Exception as failure:  # carried to the loop, which decides
                 error = failure
-            self._done.append((finished, result, error))
+            self._done.append((job, result, error))
             os.eventfd_write(self.event_fd, 1)
 
 

@@ -7,6 +7,7 @@ bell at most once. Stopping: answer what is in the rings, sync, write a clean sn
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 
@@ -15,12 +16,12 @@ from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import CorruptData, FormatError, RingPoisoned
 from topics.shm.counters import Word, sync_bucket
-from topics.storage.paths import shard_dir
+from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.mover import Mover
-from topics.walshard.recovery import Recovery, boot_id, remove_layout, remove_leftovers
+from topics.walshard.recovery import Recovery, boot_id, remove_leftovers, remove_stale
 from topics.walshard.segments import OpenFiles
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
@@ -70,7 +71,9 @@ class Shard:
         folder = shard_dir(settings.data_dir, context.index)
         self._disk.make_dir(folder)
         if moving:
-            self._remove_own(context.layout)  # of a move that did not finish
+            self._remove_unfinished(context.layout)
+        else:
+            self._remove_stale(context.layout)
         recovery = Recovery(
             settings=settings,
             disk=self._disk,
@@ -105,7 +108,7 @@ class Shard:
             clock=clock,
             instance_totals=self._instance_totals,
         )
-        self._engine.on_sync = self._count_sync
+        self._engine.commit.on_sync = self._count_sync
         self._mover = Mover(
             self._engine,
             self._disk,
@@ -141,6 +144,7 @@ class Shard:
             if topic.tail_rows:
                 self._mover.flush(topic)
                 self._mover.wait()
+                self._context.recovering(999)  # counts as a heartbeat
         for file in wal.older:
             file.last_lsn = 0  # of the old layout; the new one's frames count from 1
         foreign, wal.older = wal.older, []
@@ -149,14 +153,21 @@ class Shard:
         for file in foreign:
             self._disk.close(file.fd)
 
-    def _remove_own(self, layout: int) -> None:
-        remove_layout(self._context.settings, layout=layout, disk=self._disk, shard=self._context.index)
+    def _remove_unfinished(self, layout: int) -> None:
+        """Of a move to this layout that did not get to its end."""
+        folder = shard_dir(self._context.settings.data_dir, self._context.index)
+        for entry in os.listdir(folder):
+            parsed = parse_numbered(entry)
+            if parsed is not None and parsed[0] == layout:
+                self._disk.unlink(os.path.join(folder, entry))
 
     def _layout_committed(self) -> None:
-        """The manifest names our layout now: what older ones left is of no use."""
-        remove_layout(
-            self._context.settings, layout=self._context.layout - 1, disk=self._disk, shard=self._context.index
-        )
+        """The manifest names our layout now: what others left is of no use."""
+        self._remove_stale(self._context.layout)
+
+    def _remove_stale(self, layout: int) -> None:
+        context = self._context
+        remove_stale(context.settings, layout=layout, shard=context.index, shards=context.shards, disk=self._disk)
 
     # --- serving -------------------------------------------------------------------------------------
 
@@ -194,7 +205,7 @@ class Shard:
         idle.close()
 
     def _has_work(self) -> bool:
-        return any(not link.reader.empty() for link in self._links.values())
+        return any([link.has_work() for link in self._links.values()])
 
     def _round(self) -> bool:
         engine = self._engine
@@ -209,14 +220,14 @@ class Shard:
             for message in batch:
                 engine.handle(message, writer)
             handled += len(batch)
-        engine.commit()
+        engine.commit.write()
         if self._syncer.busy and (outcome := self._syncer.take()) is not None:
-            engine.synced(outcome)
+            engine.commit.synced(outcome)
         if self._mover.busy:
             self._mover.take()
-        if engine.sync_is_due:
-            engine.sync_now()
-        engine.end_polls()
+        if engine.commit.sync_is_due:
+            engine.commit.sync_now()
+        engine.polls.end_due(engine.refresh)
         for link in self._links.values():
             link.flush()
         if handled:
@@ -229,8 +240,8 @@ class Shard:
         self._mover.wait()
         while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
             if not self._syncer.busy:
-                self._engine.sync_now()
-            self._engine.synced(self._syncer.wait())
+                self._engine.commit.sync_now()
+            self._engine.commit.synced(self._syncer.wait())
         for link in self._links.values():
             link.flush()
         self._mover.checkpoint(clean=True)
@@ -247,7 +258,7 @@ class Shard:
     def _link_down(self, peer: str) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
-            self._engine.forget(link.writer)
+            self._engine.polls.cancel(link.writer)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -279,4 +290,4 @@ class Shard:
         words[Word.WAL_BATCHES] = wal.batches
         words[Word.WAL_BYTES] = wal.bytes_written
         words[Word.WAL_ROTATIONS] = wal.rotations
-        words[Word.WAL_READ_ONLY] = int(engine.read_only)
+        words[Word.WAL_READ_ONLY] = int(engine.commit.read_only)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from topics.actors.messages import Diff
+from topics.actors import messages
+from topics.actors.messages import Diff, Op
 from topics.storage.columns import Columns
 from topics.walshard import render
 from topics.walshard.cache import BatchCache
@@ -69,7 +70,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         if row.live == 0:
             continue
         room = request.limit - scanned
-        if room <= 0 or budget <= 0:
+        if room <= 0 or (budget <= 0 and scanned):
             break
         start = max(0, from_seq + 1 - row.first)
         if plain:
@@ -77,6 +78,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         else:
             cache.body(row)
             rendered = render.render(row, include_tags=request.include_tags, include_meta=request.include_meta)
+        cut = False  # the window ends inside this row
         if row.whole and start == 0 and row.count <= room and row.size <= budget:
             taken: range | list[int] = range(row.count)
             budget -= row.size
@@ -84,6 +86,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
             taken = []
             for index in row.live_indexes(start):
                 if len(taken) >= room or (budget <= 0 and (taken or scanned)):
+                    cut = True
                     break
                 taken.append(index)
                 budget -= len(rendered[index])
@@ -97,7 +100,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
             pieces.extend(rendered)
         else:
             pieces.extend([rendered[index] for index in taken])
-        if len(taken) < row.count and scanned >= request.limit:
+        if cut:
             break
     else:
         last = topic.head_seq  # nothing live is left behind what was examined
@@ -111,6 +114,11 @@ def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache:
         return indexes
     origin = columns.nodes()
     return [index for index in indexes if origin[index] not in nodes]
+
+
+def diffed(topic: Topic, reading: Reading, correlation: int, *, waited_ms: int) -> bytes:
+    """The answer to a diff, ready for the ring."""
+    return messages.pack(Op.DIFF, correlation, messages.Diffed(reading.scanned, waited_ms), diff_json(topic, reading))
 
 
 def diff_json(topic: Topic, reading: Reading) -> bytes:

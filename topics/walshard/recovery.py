@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -25,12 +26,13 @@ from topics.errors import CorruptData, FormatError
 from topics.settings import Settings
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
-from topics.storage.control import DeleteFrame, TopicFrame
+from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, WalHeader, decode_wal_header, find_frame_after, scan
 from topics.storage.paths import (
     index_path,
     parse_numbered,
+    parse_topic_dir,
     segment_name,
     shard_dir,
     topic_dir,
@@ -49,6 +51,7 @@ from topics.walshard.topic import Topic, Totals
 from topics.walshard.wal import WalFile
 
 _decode_topic_frame = msgspec.msgpack.Decoder(TopicFrame).decode
+_decode_head_frame = msgspec.msgpack.Decoder(HeadFrame).decode
 _decode_delete_frame = msgspec.msgpack.Decoder(DeleteFrame).decode
 
 
@@ -137,6 +140,8 @@ class Recovery:
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
             last_lsn, same_boot = self._replay(folder, covered)
+            if state is None and last_lsn == 0:
+                self._refuse_if_topics_exist(folder)
             clean = state is not None and state.clean and last_lsn <= covered
             restarted = restarted or not same_boot
             self._settle(folder_clean=clean, same_boot=same_boot)
@@ -161,6 +166,16 @@ class Recovery:
             frames=self._frames,
             notes=self.notes,
         )
+
+    def _refuse_if_topics_exist(self, folder: _Folder) -> None:
+        """Neither snapshot nor frames: a new shard, unless there are topics that only they could explain."""
+        root = topics_dir(self._settings.data_dir)
+        for name in os.listdir(root) if os.path.isdir(root) else []:
+            if (topic_id := parse_topic_dir(name)) is not None and self._mine(topic_id):
+                raise CorruptData(
+                    f"{folder.path}: holds neither a snapshot nor a log, but {os.path.join(root, name)} belongs to this "
+                    "shard. Restore the folder from a backup"
+                )
 
     def _mine(self, topic_id: int) -> bool:
         return owner_of_id(topic_id, self._shards) == self._shard
@@ -262,75 +277,94 @@ class Recovery:
     # --- the WAL -------------------------------------------------------------------------------------
 
     def _replay(self, folder: _Folder, covered: int) -> tuple[int, bool]:
-        """Apply every frame in order; returns the last lsn and whether the machine is still in the boot that wrote it."""
-        expected: int | None = None
+        """Apply every frame in order; returns the last lsn, and whether the machine still is in the boot that wrote
+        it.
+
+        No file is changed until all of them have been judged: what is refused can still be repaired by hand."""
+        expected = covered + 1  # the first frame may be an older one, never a newer one
+        first = True
         same_boot = True
         last_lsn = 0
+        cuts: list[tuple[str, int]] = []
+        gone: list[str] = []
         for at, (_, path) in enumerate(folder.wals):
             size = os.path.getsize(path)
-            if size < FILE_HEADER_BYTES:
-                self._drop_empty(folder, at, path)
-                continue
             fd = self._disk.open(path, write=True)
-            with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
-                try:
-                    header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
-                except (FormatError, CorruptData):
-                    if any(data[:FILE_HEADER_BYTES]) or at + 1 < len(folder.wals):
-                        raise
+            with _map(fd, size) as data:
+                header = self._wal_header(folder, at, data)
+                if header is None:
                     os.close(fd)
-                    self._drop_empty(folder, at, path)  # the crash came before its header
+                    gone.append(path)
                     continue
                 file = WalFile(path, header, self._disk, fd=fd, size=size)
                 same_boot = same_boot and header.boot_id == self._boot
                 end = FILE_HEADER_BYTES
+                cut = False
                 for frame in scan(data, salt=header.salt):
-                    if expected is not None and frame.lsn != expected:
-                        raise CorruptData(
-                            f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {expected - 1}; a WAL file is "
-                            "missing. Restore it from a backup"
-                        )
+                    if (frame.lsn > expected) if first else (frame.lsn != expected):
+                        cut = self._gap(path, frame, expected, header)
+                        break
+                    first = False
                     expected = frame.lsn + 1
                     last_lsn = frame.lsn
                     end = frame.offset + frame.length
                     self._apply(frame, file, covered)
                     if not self._frames & 0xFFF:
                         self._report(frame.offset)
-                file.end = end
+                file.end = file.size = end
                 file.last_lsn = last_lsn
-                cut = self._judge(folder, at, data, header, end=end, last_lsn=last_lsn)
+                cut = cut or self._judge(folder, at, data, header, end=end, last_lsn=last_lsn)
             self._worked += size
             self._report(0)
-            if end < size:
-                self._disk.truncate(path, end)
-            file.size = end
+            cuts.append((path, end))
             self._wal_files.append(file)
             if cut:
-                for _, later in folder.wals[at + 1 :]:
-                    self._disk.unlink(later)
+                gone.extend(later for _, later in folder.wals[at + 1 :])
                 break
+        for path, end in cuts:
+            if end < os.path.getsize(path):
+                self._disk.truncate(path, end)
+        for path in gone:
+            self._disk.unlink(path)
         return last_lsn, same_boot
 
-    def _drop_empty(self, folder: _Folder, at: int, path: str) -> None:
-        if at + 1 < len(folder.wals):
-            raise CorruptData(f"{path}: this WAL file has no header, but newer ones exist; restore it from a backup")
-        self._disk.unlink(path)
+    def _wal_header(self, folder: _Folder, at: int, data: mmap.mmap | bytes) -> WalHeader | None:
+        """None: the crash came before the file had a header, so it never held a frame."""
+        path = folder.wals[at][1]
+        if len(data) >= FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
+            return decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+        if at + 1 < len(folder.wals) or _nonzero(data, 0):
+            raise CorruptData(f"{path}: this WAL file has lost its header; restore it from a backup")
+        return None
 
-    def _judge(self, folder: _Folder, at: int, data: mmap.mmap, header: WalHeader, *, end: int, last_lsn: int) -> bool:
+    def _gap(self, path: str, frame: Frame, expected: int, header: WalHeader) -> bool:
+        """Frames are missing before this one: a power cut took an unsynced tail of the file before, or it is damage."""
+        verdict = judge_tail(last_lsn=expected - 1, rubbish=True, later=frame, same_boot=header.boot_id == self._boot)
+        if verdict is not TailVerdict.UNSYNCED:
+            raise CorruptData(
+                f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {expected - 1}; "
+                "a WAL file or a part of one is missing. Restore it from a backup"
+            )
+        self.notes.append(f"{path}: {verdict.value} from frame {frame.lsn} on; cut")
+        return True
+
+    def _judge(
+        self, folder: _Folder, at: int, data: mmap.mmap | bytes, header: WalHeader, *, end: int, last_lsn: int
+    ) -> bool:
         """Decide what the bytes behind the last good frame mean; True: newer files go too."""
         path = folder.wals[at][1]
         rubbish = _nonzero(data, end)
         if not rubbish:
             return False
         later = find_frame_after(data[end:], salt=header.salt, start=0)
-        if later is None and at + 1 < len(folder.wals):
-            later = _first_frame(folder.wals[at + 1][1])
+        for _, newer in folder.wals[at + 1 :]:
+            later = later or _first_frame(newer)
         verdict = judge_tail(last_lsn=last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == self._boot)
         if verdict is TailVerdict.CORRUPT:
             raise CorruptData(
-                f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays down so "
-                "that nothing acknowledged is dropped silently. Restore the file from a backup, or give up what "
-                f"follows by truncating it to {end} bytes and removing the newer .wal files of its folder"
+                f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays "
+                "down so that nothing acknowledged is dropped silently. Restore the file from a backup, or give up "
+                f"what follows by truncating it to {end} bytes and removing the newer .wal files of its folder"
             )
         self.notes.append(f"{path}: {verdict.value} tail cut at offset {end}")
         return verdict is TailVerdict.UNSYNCED
@@ -345,7 +379,7 @@ class Recovery:
         self._clock.at_least(frame.ts)
         if kind == FrameType.APPEND:
             if topic is not None and frame.last_seq > topic.flushed_seq:
-                self._append(topic, frame, file)
+                self._append(topic, frame, file, fresh=fresh)
             if topic is not None and frame.key and fresh:
                 topic.keys.remember(frame.key.decode(), Remembered(frame.first_seq, frame.count, frame.ts))
         elif kind == FrameType.DELETE:
@@ -354,6 +388,10 @@ class Recovery:
         elif kind == FrameType.HEAD:
             if topic is not None:
                 topic.ceiling = max(topic.ceiling, frame.first_seq)
+                head = _decode_head_frame(frame.body).head_seq
+                if head > topic.head_seq:  # seqs of an ephemeral time, whose records are gone
+                    topic.head_seq = head
+                    topic.next_seq = head + 1
         elif not fresh:
             return
         elif kind == FrameType.TOPIC:
@@ -364,8 +402,9 @@ class Recovery:
         else:
             raise FormatError(f"{file.path}: frame type {kind} at offset {frame.offset} is unknown; upgrade topics")
 
-    def _append(self, topic: Topic, frame: Frame, file: WalFile) -> None:
-        retention.expire(topic, now_ms=frame.ts)
+    def _append(self, topic: Topic, frame: Frame, file: WalFile, *, fresh: bool) -> None:
+        if fresh:
+            retention.expire(topic, now_ms=frame.ts)
         row = Row(
             first=frame.first_seq,
             count=frame.count,
@@ -375,6 +414,7 @@ class Recovery:
             source=file,
             offset=frame.offset,
             length=frame.length,
+            live=frame.count,
         )
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
         if row.skip:
@@ -386,12 +426,14 @@ class Recovery:
         if row.live:
             file.pins += 1
             topic.publish(row)
-            retention.enforce_caps(topic)
+            if fresh:  # what left before the snapshot is below its floor; the config now may be a later one
+                retention.enforce_caps(topic)
         topic.last_ts = max(topic.last_ts, frame.ts)
         topic.last_write_ts = topic.last_ts
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
-        retention.expire(topic, now_ms=frame.ts)
+        if fresh:
+            retention.expire(topic, now_ms=frame.ts)
         delete = _decode_delete_frame(frame.body)
         counted = topic.deleted_total
         if delete.before_seq is not None:
@@ -413,15 +455,14 @@ class Recovery:
                 totals=self._totals,
             )
         else:
+            retention.expire(topic, now_ms=frame.ts)
             topic.config = body.config
+            retention.expire(topic, now_ms=frame.ts)
+            retention.enforce_caps(topic)
             topic.ceiling = max(topic.ceiling, body.ceiling)
 
     def _drop(self, topic: Topic) -> None:
-        for row in topic.rows:
-            if row.live:
-                topic.release(row)
-        self._totals.records -= topic.count
-        self._totals.bytes -= topic.bytes
+        topic.drop()
         del self._topics[topic.id]
 
     # --- after the last frame ------------------------------------------------------------------------
@@ -457,11 +498,8 @@ def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, sh
     known = {topic.id: topic for topic in recovered.topics.values()}
     removed = 0
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        try:
-            topic_id = int(name, 16)
-        except ValueError:
-            continue
-        if len(name) != 16 or owner_of_id(topic_id, shards) != shard:
+        topic_id = parse_topic_dir(name)
+        if topic_id is None or owner_of_id(topic_id, shards) != shard:
             continue
         topic = known.get(topic_id)
         if topic is None:
@@ -478,16 +516,25 @@ def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, sh
     return removed
 
 
-def remove_layout(settings: Settings, *, layout: int, disk: Disk, shard: int) -> None:
-    """A shard's WAL and snapshot files of another layout: left by a move that was not finished, or that was."""
-    folder = shard_dir(settings.data_dir, shard)
-    for entry in os.listdir(folder):
-        parsed = parse_numbered(entry)
-        if parsed is not None and parsed[0] == layout:
-            disk.unlink(os.path.join(folder, entry))
+def remove_stale(settings: Settings, *, layout: int, shard: int, shards: int, disk: Disk) -> None:
+    """WAL and snapshot files of layouts other than the one in force, in this shard's folder; the first shard also
+    clears the folders of shards that are no more."""
+    root = os.path.join(settings.data_dir, "wal")
+    mine = {os.path.basename(shard_dir(settings.data_dir, shard))}
+    if shard == 0:
+        current = {os.path.basename(shard_dir(settings.data_dir, number)) for number in range(shards)}
+        mine |= {name for name in os.listdir(root) if name not in current}
+    for name in mine:
+        folder = os.path.join(root, name)
+        for entry in os.listdir(folder):
+            parsed = parse_numbered(entry)
+            if (parsed is not None and parsed[0] != layout) or entry.endswith(".tmp"):
+                disk.unlink(os.path.join(folder, entry))
+        if not os.listdir(folder) and name not in {os.path.basename(shard_dir(settings.data_dir, shard))}:
+            disk.remove_dir(folder)
 
 
-def _nonzero(data: mmap.mmap, start: int) -> bool:
+def _nonzero(data: mmap.mmap | bytes, start: int) -> bool:
     step = 1 << 20
     for at in range(start, len(data), step):
         chunk = data[at : at + step]
@@ -496,10 +543,20 @@ def _nonzero(data: mmap.mmap, start: int) -> bool:
     return False
 
 
+@contextmanager
+def _map(fd: int, size: int) -> Iterator[mmap.mmap | bytes]:
+    """A file's bytes without reading them; an empty file can't be mapped."""
+    if size == 0:
+        yield b""
+        return
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+        yield data
+
+
 def _first_frame(path: str) -> Frame | None:
     with open(path, "rb") as source:
         data = source.read()
-    if len(data) < FILE_HEADER_BYTES:
+    if len(data) < FILE_HEADER_BYTES or not any(data[:FILE_HEADER_BYTES]):
         return None
     header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
     return next(scan(data, salt=header.salt), None)

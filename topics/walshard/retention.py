@@ -38,8 +38,10 @@ def _before(row: Row, horizon: int) -> list[int]:
 
 
 def enforce_caps(topic: Topic) -> None:
-    """discard "old": evict from the front until the topic is within its caps."""
+    """discard "old": evict from the front until the topic is within its caps. "reject" never drops what it took."""
     config = topic.config
+    if config.discard != "old":
+        return
     if config.cap_records:
         while topic.count > config.cap_records:
             front = topic.rows.front()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from topics.storage.format import DELETED
 
@@ -21,49 +23,20 @@ class RowSource(Protocol):
     def release(self, row: Row) -> None: ...
 
 
-class Row:
-    __slots__ = (
-        "body",
-        "count",
-        "first",
-        "first_ts",
-        "flags",
-        "last_ts",
-        "length",
-        "live",
-        "offset",
-        "pieces",
-        "size",
-        "skip",
-        "source",
-    )
-
-    def __init__(
-        self,
-        *,
-        first: int,
-        count: int,
-        first_ts: int,
-        last_ts: int,
-        size: int,
-        source: RowSource | None,
-        offset: int = 0,
-        length: int = 0,
-        body: bytes | None = None,
-    ) -> None:
-        self.first = first
-        self.count = count
-        self.first_ts = first_ts
-        self.last_ts = last_ts
-        self.source = source  # None: resident only (the ephemeral class)
-        self.offset = offset
-        self.length = length
-        self.size = size
-        self.live = count
-        self.skip = 0
-        self.flags: bytearray | None = None
-        self.body = body
-        self.pieces: list[bytes] | None = None  # rendered records, a cache
+class Row(msgspec.Struct, eq=False):
+    first: int
+    count: int
+    first_ts: int
+    last_ts: int
+    size: int
+    source: Any  # a RowSource; None: resident only (the ephemeral class)
+    offset: int
+    length: int
+    live: int
+    body: bytes | None = None
+    skip: int = 0
+    flags: bytearray | None = None
+    pieces: list[bytes] | None = None  # rendered records, a cache
 
     @property
     def last(self) -> int:
@@ -91,7 +64,8 @@ class Row:
         if self.body is not None:
             return self.body
         assert self.source is not None, "a resident row always has its body"
-        return self.source.read_body(self)
+        body: bytes = self.source.read_body(self)
+        return body
 
     def mark_deleted(self, index: int) -> None:
         if self.flags is None:

@@ -90,6 +90,7 @@ class Segment:
             source=self,
             offset=entry.offset,
             length=entry.length,
+            live=entry.count,
         )
 
     # --- reading ---

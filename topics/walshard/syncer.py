@@ -18,6 +18,16 @@ from typing import NamedTuple
 from topics.walshard.disk import Disk
 
 
+def read_signal(event_fd: int) -> None:
+    """Swallow the signal that belongs to a result: it may still be on its way, and left unread it would wake us for ever."""
+    while True:
+        try:
+            os.eventfd_read(event_fd)
+            return
+        except BlockingIOError:
+            os.sched_yield()
+
+
 class Synced(NamedTuple):
     lsn: int
     took_us: int
@@ -41,12 +51,9 @@ class Syncer:
 
     def take(self) -> Synced | None:
         """The outcome of the running sync, if it has ended."""
-        try:
-            os.eventfd_read(self.event_fd)
-        except BlockingIOError:
-            pass
         if not self._done:
             return None
+        read_signal(self.event_fd)
         self.busy = False
         return self._done.popleft()
 

@@ -83,6 +83,15 @@ class Topic:
         return self.config.durability == "ephemeral"
 
     @property
+    def logged(self) -> bool:
+        """Whether some of its records are on disk, or will be."""
+        return not self.ephemeral or bool(self.tail_rows or self.segments)
+
+    def ceiling_is_sure(self, synced_lsn: int) -> bool:
+        """Whether the promise of `ceiling` is on the platter; the memory class makes none."""
+        return self.ceiling_lsn <= synced_lsn or self.config.durability == "memory"
+
+    @property
     def needs_sync(self) -> bool:
         return self.config.durability == "fsync"
 
@@ -135,6 +144,15 @@ class Topic:
             source.release(row)
         row.body = None
         row.pieces = None
+
+    def drop(self) -> None:
+        """The topic is gone: nothing of it counts any more, and its rows let go of their files."""
+        self.dropped = True
+        self.totals.records -= self.count
+        self.totals.bytes -= self.bytes
+        for row in self.rows:
+            if row.live:
+                self.release(row)
 
     def trim_front(self) -> None:
         while (front := self.rows.front()) is not None and front.live == 0:
@@ -230,7 +248,8 @@ class Topic:
             evicted_total=self.evicted_total,
             expired_total=self.expired_total,
             segments=[segment.state() for segment in self.segments],
-            keys=[KeyState(key, *remembered) for key, remembered in self.keys],
+            # Keys live as long as their records do; those of the ephemeral class end with the process.
+            keys=[] if self.ephemeral else [KeyState(key, *remembered) for key, remembered in self.keys],
         )
 
     def encoded_state(self) -> bytes:

@@ -12,8 +12,8 @@ import os
 
 from topics import limits
 from topics.errors import CorruptData
-from topics.storage.format import FILE_HEADER_BYTES, FrameType, frame_bytes
-from topics.storage.frames import WalHeader, decode_frame, encode_frame
+from topics.storage.format import FILE_HEADER_BYTES, FrameType
+from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame
 from topics.storage.paths import numbered_name
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.rows import Row
@@ -81,9 +81,10 @@ class Wal:
 
     # --- staging ---
 
-    def fits(self, size: int, *, reserve: int = limits.WAL_RESERVE_BYTES) -> bool:
-        """Whether a frame of this size still goes into the current file, leaving the reserve alone."""
-        return self.current.end + self._staged_bytes + size + reserve <= self.current.size
+    def fits(self, size: int, *, reserve: bool) -> bool:
+        """Whether a frame of this size still goes into the current file; `reserve`: it may use the last part too."""
+        kept = 0 if reserve else min(limits.WAL_RESERVE_BYTES, self._file_bytes // 8)
+        return self.current.end + self._staged_bytes + size + kept <= self.current.size
 
     @property
     def staged(self) -> bool:
@@ -96,29 +97,37 @@ class Wal:
         topic_id: int,
         ts: int,
         first_seq: int = 0,
-        count: int = 0,
         body: bytes = b"",
-        key: bytes = b"",
-    ) -> tuple[WalFile, int, int, int]:
-        """Put a frame into the next commit; returns its file, offset, length and lsn."""
+    ) -> int:
+        """Put a frame into the next commit; returns its lsn."""
         lsn = self._next_lsn
         frame = encode_frame(
             salt=self.current.header.salt,
             type=type,
             topic_id=topic_id,
             first_seq=first_seq,
-            count=count,
             ts=ts,
             lsn=lsn,
             synced=self.synced_lsn,
             body=body,
-            key=key,
         )
-        offset = self.current.end + self._staged_bytes
         self._staged.append(frame)
         self._staged_bytes += len(frame)
         self._next_lsn = lsn + 1
-        return self.current, offset, len(frame), lsn
+        return lsn
+
+    def stage_batch(
+        self, topic_id: int, first_seq: int, count: int, ts: int, body: bytes, key: bytes
+    ) -> tuple[int, int]:
+        """The same for an append, by position because it is the hottest call of all; returns offset and lsn."""
+        lsn = self._next_lsn
+        current = self.current
+        frame = encode_batch(current.header.salt, topic_id, first_seq, count, ts, lsn, self.synced_lsn, body, key)
+        offset = current.end + self._staged_bytes
+        self._staged.append(frame)
+        self._staged_bytes += len(frame)
+        self._next_lsn = lsn + 1
+        return offset, lsn
 
     def write(self) -> None:
         """Write all staged frames. If it fails none of them counts, and the error goes up."""
@@ -130,6 +139,8 @@ class Wal:
             self._disk.write(self.current.fd, data, self.current.end)
         except BaseException:
             self.discard()
+            # Some frames may be there in part or whole; recovery must not find them behind the next write.
+            self._disk.cut(self.current.fd, self.current.end, self.current.size)
             raise
         self.current.end += size
         self.current.last_lsn = self.written_lsn = self._next_lsn - 1
@@ -185,7 +196,3 @@ class Wal:
         while self.older and self.older[0].pins == 0 and self.older[0].last_lsn <= covered_lsn:
             gone.append(self.older.pop(0))
         return gone
-
-
-def append_frame_bytes(*, key: bytes, body: bytes) -> int:
-    return frame_bytes(key_len=len(key), body_len=len(body))

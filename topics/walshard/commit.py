@@ -1,0 +1,311 @@
+"""From a staged batch to a published one: the write, the sync, and taking everything back if the write fails.
+
+    staged -> written -> [synced] -> published -> answered
+       |         |
+       |         +- memory, disk, ephemeral: published now. fsync, a new topic, a seq above the ceiling on the platter, or a
+       |            batch behind one of its topic that waits: published when a sync covers its lsn, in lsn order
+       +- the write failed: seqs, keys, ceilings and new topics are taken back, 503, nothing was ever visible
+
+A crash before the write leaves nothing; after it, recovery finds the batch, answered or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, DiskFull
+from topics.storage.control import HeadFrame, TopicFrame
+from topics.storage.format import FrameType, frame_bytes
+from topics.walshard import retention
+from topics.walshard.cache import BatchCache
+from topics.walshard.disk import kill_point
+from topics.walshard.rows import Row
+from topics.walshard.syncer import Synced, Syncer
+from topics.walshard.topic import Topic
+from topics.walshard.wal import Wal
+
+_encode = msgspec.msgpack.Encoder().encode
+_HEAD_FRAME_BYTES = frame_bytes(key_len=0, body_len=len(_encode(HeadFrame(2**64 - 1))))
+
+
+class ReplyTo(Protocol):
+    """Where an answer goes: a link's writer, or a list in a test."""
+
+    def send_always(self, message: bytes) -> None: ...
+
+
+class Written(msgspec.Struct, gc=False, eq=False):
+    """A batch on its way to being published."""
+
+    topic: Any  # a Topic
+    row: Row
+    created: bool
+    key: str | None
+    lsn: int
+    reply_to: Any  # a ReplyTo
+    correlation: int
+    wal_us: int = 0
+    written_ns: int = 0
+
+
+class Answer(msgspec.Struct, gc=False, eq=False):
+    """An answer that waits for a sync: a delete, a control command, a retry of a batch that waits itself."""
+
+    lsn: int
+    reply_to: Any
+    build: Callable[[int], bytes]
+    written_ns: int
+
+
+class Commit:
+    def __init__(
+        self, *, wal: Wal, syncer: Syncer, cache: BatchCache, disk_sync_ms: int, forget_topic: Callable[[Topic], None]
+    ) -> None:
+        self.wal = wal
+        self.syncer = syncer
+        self.read_only = False  # the last write or rotation found no space
+        self.sync_due_ns: int | None = None  # when the disk class wants its sync
+        self.on_sync: Callable[[int], None] = lambda took_us: None
+        self.on_publish: Callable[[Topic], None] = lambda topic: None
+        self._cache = cache
+        self._disk_sync_ns = disk_sync_ms * 1_000_000
+        self._forget_topic = forget_topic
+        self._staged: list[Written] = []
+        self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before staged HEAD frames
+        self._waiting: deque[Written | Answer] = deque()
+
+    # --- staging -------------------------------------------------------------------------------------
+
+    def make_room(self, size: int, *, reserve: bool = False) -> None:
+        """See that frames of this size fit into the current file: after this, staging them can't fail. Deletes may
+        use the part of it that is reserved for them, so that they work on a full disk."""
+        if not self.wal.fits(size, reserve=reserve):
+            self.write()
+            try:
+                self.wal.rotate(size)
+            except DiskFull:
+                self.read_only = True
+                raise
+
+    def stage_batch(
+        self,
+        topic: Topic,
+        request: messages.Append,
+        body: bytes,
+        *,
+        created: bool,
+        ts: int,
+        reply_to: ReplyTo,
+        correlation: int,
+    ) -> None:
+        """Give the batch its seqs and put it into the next write."""
+        first, count, size, key = topic.next_seq, request.count, request.size, request.key
+        last = first + count - 1
+        encoded_key = key.encode() if key is not None else b""
+        durability = topic.config.durability
+        ceiling_frame = last > topic.ceiling - limits.SEQ_RESERVE // 2 and durability in ("disk", "ephemeral")
+        length = frame_bytes(key_len=len(encoded_key), body_len=len(body)) if durability != "ephemeral" else 0
+        if created or ceiling_frame:
+            frame = _encode(TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling))
+            control = frame_bytes(key_len=0, body_len=len(frame)) + _HEAD_FRAME_BYTES
+            self.make_room(length + control)
+            if created:
+                self.stage_topic(topic, ts)
+            if ceiling_frame:
+                self.stage_ceiling(topic, last, ts)
+        elif length:
+            self.make_room(length)
+        wal = self.wal
+        if durability == "ephemeral":
+            lsn = topic.ceiling_lsn
+            row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
+        else:
+            file = wal.current
+            offset, lsn = wal.stage_batch(topic.id, first, count, ts, body, encoded_key)
+            file.pins += 1
+            row = Row(first, count, ts, ts, size, file, offset, length, count, body)
+        topic.next_seq = last + 1
+        topic.last_ts = ts
+        topic.pending_records += count
+        topic.pending_bytes += size
+        self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation))
+
+    def stage_topic(self, topic: Topic, ts: int) -> None:
+        body = _encode(TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling))
+        lsn = self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body)
+        if lsn > topic.ceiling_lsn:
+            self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
+            topic.ceiling_lsn = lsn
+
+    def stage_ceiling(self, topic: Topic, last: int, ts: int) -> None:
+        """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
+        self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
+        if topic.ceiling_lsn <= self.wal.synced_lsn:
+            topic.sure_ceiling = topic.ceiling
+        ceiling = last + limits.SEQ_RESERVE
+        body = _encode(HeadFrame(topic.next_seq - 1))
+        topic.ceiling_lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
+        topic.ceiling = ceiling
+
+    # --- the write -----------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write what is staged; publish and answer what need not wait for a sync."""
+        staged = self._staged
+        if not staged and not self.wal.staged:
+            return
+        self._staged = []
+        started = time.perf_counter_ns()
+        try:
+            self._write_frames()
+        except (DiskFull, OSError) as error:
+            self._take_back(staged, write_failed(error))
+            return
+        written = time.perf_counter_ns()
+        wal_us = (written - started) // 1_000
+        synced_lsn = self.wal.synced_lsn
+        for entry in staged:
+            entry.wal_us = wal_us
+            topic = entry.topic
+            if (
+                topic.pending
+                or entry.created
+                or topic.config.durability == "fsync"
+                or (entry.row.last > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
+            ):
+                entry.written_ns = written
+                topic.pending += 1
+                self._waiting.append(entry)
+            else:
+                self._publish(entry, 0)
+        self.request_sync()
+
+    def write_control(self) -> None:
+        """Write staged control frames, and nothing but them; failure goes up as the answer."""
+        try:
+            self._write_frames()
+        except (DiskFull, OSError) as error:
+            raise write_failed(error) from error
+
+    def _write_frames(self) -> None:
+        try:
+            self.wal.write()
+        except BaseException as error:
+            self.read_only = isinstance(error, DiskFull)
+            for topic, ceiling, lsn, sure in reversed(self._ceilings):
+                topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling = ceiling, lsn, sure
+            self._ceilings.clear()
+            raise
+        self._ceilings.clear()
+        self.read_only = False
+
+    def _take_back(self, staged: list[Written], failure: ApiError) -> None:
+        """As if these requests had never come."""
+        for entry in reversed(staged):
+            topic = entry.topic
+            topic.next_seq = entry.row.first
+            topic.pending_records -= entry.row.count
+            topic.pending_bytes -= entry.row.size
+            if entry.key is not None:
+                topic.keys.forget(entry.key)
+            if entry.row.source is not None:
+                entry.row.source.release(entry.row)
+            if entry.created:
+                self._forget_topic(topic)
+            entry.reply_to.send_always(messages.pack_failure(Op.APPEND, entry.correlation, failure))
+
+    def _publish(self, entry: Written, fsync_us: int) -> None:
+        topic, row = entry.topic, entry.row
+        topic.pending_records -= row.count
+        topic.pending_bytes -= row.size
+        if topic.dropped:
+            if row.source is not None:
+                row.source.release(row)
+        else:
+            kill_point("publish")
+            self._cache.keep_body(row)
+            topic.publish(row)
+            config = topic.config
+            if config.cap_records or config.cap_bytes:
+                retention.enforce_caps(topic)
+            self.on_publish(topic)
+        kill_point("reply")
+        head = topic.head_seq
+        entry.reply_to.send_always(
+            messages.pack_appended(
+                entry.correlation,
+                row.first,
+                row.count,
+                head if head > row.last else row.last,
+                entry.created,
+                False,
+                entry.wal_us,
+                fsync_us,
+            )
+        )
+
+    # --- the sync ------------------------------------------------------------------------------------
+
+    def request_sync(self) -> None:
+        """Start a sync if somebody waits for one; otherwise see that the disk class gets its own in time."""
+        wal = self.wal
+        if wal.written_lsn == wal.synced_lsn or self.syncer.busy:
+            return
+        if self._waiting:
+            self.sync_now()
+        elif self.sync_due_ns is None:
+            self.sync_due_ns = time.monotonic_ns() + self._disk_sync_ns
+
+    def sync_now(self) -> None:
+        self.sync_due_ns = None
+        unsynced = [file.fd for file in self.wal.files if file.last_lsn > self.wal.synced_lsn]
+        self.syncer.request(unsynced, self.wal.written_lsn)
+
+    @property
+    def sync_is_due(self) -> bool:
+        return self.sync_due_ns is not None and not self.syncer.busy and time.monotonic_ns() >= self.sync_due_ns
+
+    def wait_for_sync(self, reply_to: ReplyTo, build: Callable[[int], bytes]) -> None:
+        """Answer when everything written so far is on the platter; build gets the microseconds waited."""
+        self._waiting.append(Answer(self.wal.written_lsn, reply_to, build, time.perf_counter_ns()))
+        self.request_sync()
+
+    def synced(self, outcome: Synced) -> None:
+        """A sync ended: publish and answer what it covers, and start the next if more was written."""
+        if outcome.error is not None:
+            raise outcome.error  # the shard stops; recovery finds what is really there
+        self.wal.synced_lsn = outcome.lsn
+        self.on_sync(outcome.took_us)
+        now = time.perf_counter_ns()
+        waiting = self._waiting
+        while waiting and waiting[0].lsn <= outcome.lsn:
+            entry = waiting.popleft()
+            fsync_us = (now - entry.written_ns) // 1_000
+            if isinstance(entry, Answer):
+                entry.reply_to.send_always(entry.build(fsync_us))
+            else:
+                entry.topic.pending -= 1
+                # Another class waits for its topic's creation or its ceiling, not for its own promise.
+                self._publish(entry, fsync_us if entry.topic.needs_sync else 0)
+        self.request_sync()
+
+
+def storage_full() -> ApiError:
+    return ApiError(
+        "storage_full",
+        "no space left on the data disk: nothing was written. Reads and deletes still work; "
+        "writes resume by themselves when there is space",
+        retry_after_s=5,
+    )
+
+
+def write_failed(error: BaseException) -> ApiError:
+    return storage_full() if isinstance(error, DiskFull) else ApiError("internal", f"the log write failed: {error}")

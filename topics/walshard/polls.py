@@ -1,0 +1,95 @@
+"""Long polls: diffs that found nothing and wait for a record or for their time to end."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import topic_not_found
+from topics.walshard import reads
+from topics.walshard.cache import BatchCache
+from topics.walshard.commit import ReplyTo
+from topics.walshard.topic import Topic
+
+
+class _Poll:
+    __slots__ = ("correlation", "deadline_ns", "done", "reply_to", "request", "since_ns", "topic")
+
+    def __init__(self, topic: Topic, request: messages.Diff, reply_to: ReplyTo, correlation: int) -> None:
+        self.topic = topic
+        self.request = request
+        self.reply_to = reply_to
+        self.correlation = correlation
+        self.since_ns = time.monotonic_ns()
+        self.deadline_ns = self.since_ns + request.wait_ms * 1_000_000
+        self.done = False
+
+
+class LongPolls:
+    def __init__(self, cache: BatchCache) -> None:
+        self._cache = cache
+        self._by_topic: dict[int, list[_Poll]] = {}
+        self._deadlines: list[tuple[int, int, _Poll]] = []
+
+    def add(self, topic: Topic, request: messages.Diff, reply_to: ReplyTo, correlation: int) -> None:
+        poll = _Poll(topic, request, reply_to, correlation)
+        self._by_topic.setdefault(topic.id, []).append(poll)
+        heapq.heappush(self._deadlines, (poll.deadline_ns, correlation, poll))
+
+    def wake(self, topic: Topic) -> None:
+        """Something was published."""
+        if topic.id not in self._by_topic:
+            return
+        for poll in self._by_topic[topic.id]:
+            if not poll.done:
+                reading = reads.read(topic, poll.request, self._cache)
+                if reading.found:
+                    self._finish(poll, reading)
+        self._forget_done(topic.id)
+
+    def topic_dropped(self, topic: Topic) -> None:
+        for poll in self._by_topic.pop(topic.id, []):
+            if not poll.done:
+                poll.done = True
+                failure = messages.pack_failure(Op.DIFF, poll.correlation, topic_not_found(topic.name))
+                poll.reply_to.send_always(failure)
+
+    def end_due(self, refresh: Callable[[Topic], None]) -> None:
+        """Answer the polls whose time is up; refresh brings a topic's retention up to date first."""
+        deadlines = self._deadlines
+        now = time.monotonic_ns()
+        while deadlines and (deadlines[0][2].done or deadlines[0][0] <= now):
+            poll = heapq.heappop(deadlines)[2]
+            if not poll.done:
+                refresh(poll.topic)
+                self._finish(poll, reads.read(poll.topic, poll.request, self._cache))
+                self._forget_done(poll.topic.id)
+
+    def cancel(self, reply_to: ReplyTo, correlation: int | None = None) -> None:
+        """The caller of one poll, or of all from one peer, has gone."""
+        topics = set()
+        for _, known, poll in self._deadlines:
+            if poll.reply_to is reply_to and correlation in (None, known):
+                poll.done = True
+                topics.add(poll.topic.id)
+        for topic_id in topics:
+            self._forget_done(topic_id)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _finish(self, poll: _Poll, reading: reads.Reading) -> None:
+        poll.done = True
+        waited_ms = (time.monotonic_ns() - poll.since_ns) // 1_000_000
+        poll.reply_to.send_always(reads.diffed(poll.topic, reading, poll.correlation, waited_ms=waited_ms))
+
+    def _forget_done(self, topic_id: int) -> None:
+        left = [poll for poll in self._by_topic.get(topic_id, []) if not poll.done]
+        if left:
+            self._by_topic[topic_id] = left
+        else:
+            self._by_topic.pop(topic_id, None)
