@@ -31,9 +31,9 @@ class Answers:
                 for status in HTTPStatus
             }
 
-    def encode(self, response: Response, *, keep_alive: bool, gzipped: bool) -> bytes:
+    def encode(self, response: Response, *, keep_alive: bool, gzipped: bool, bodiless: bool) -> bytes:
         body = response.body
-        if keep_alive and not response.headers and (not gzipped or len(body) < limits.GZIP_MIN_BYTES):
+        if keep_alive and not response.headers and not bodiless and (not gzipped or len(body) < limits.GZIP_MIN_BYTES):
             return b"%bContent-Length: %d\r\n\r\n%b" % (self._starts[response.status], len(body), body)
         lines = [self._starts[response.status]]
         if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
@@ -44,5 +44,6 @@ class Answers:
         if not keep_alive:
             lines.append(b"Connection: close\r\n")
         lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
-        lines.append(body)
+        if not bodiless:
+            lines.append(body)
         return b"".join(lines)

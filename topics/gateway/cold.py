@@ -23,7 +23,6 @@ from hypercorn.typing import ConnectionState
 from quart import Response as QuartResponse
 from quart import request as current
 from quart_trio import QuartTrio
-from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
 from topics import limits
 from topics.errors import ApiError, invalid
@@ -80,6 +79,7 @@ class ColdLane:
         self._config = Config()
         self._config.accesslog = self._config.errorlog = None
         self._config.keep_alive_timeout = settings.idle_timeout_ms / 1_000
+        self._config.keep_alive_max_requests = 2**62
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
         self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
@@ -122,8 +122,8 @@ class ColdLane:
 
     def _app(self) -> QuartTrio:
         app = QuartTrio("topics.gateway.cold")
-        app.config["MAX_CONTENT_LENGTH"] = self._settings.max_body_bytes
-        app.config["BODY_TIMEOUT"] = self._settings.body_timeout_ms / 1_000
+        app.config["MAX_CONTENT_LENGTH"] = None  # counted in _body, which goes on reading
+        app.config["BODY_TIMEOUT"] = None
         app.config["RESPONSE_TIMEOUT"] = None
 
         # Quart's own routing never runs: one table serves both lanes.
@@ -150,7 +150,29 @@ class ColdLane:
         except ApiError as error:
             return error_response(error)
 
+    async def _body(self) -> bytes:
+        """The whole body. One that is too large is read on and dropped: Hypercorn loses the connection, with all
+        its other streams, if an answer overtakes the body of its request."""
+        most = self._settings.max_body_bytes
+        parts: list[bytes] = []
+        size = 0
+        try:
+            with trio.fail_after(self._settings.body_timeout_ms / 1_000) as scope:
+                async for part in current.body:
+                    scope.deadline = trio.current_time() + self._settings.body_timeout_ms / 1_000
+                    size += len(part)
+                    if size <= most:
+                        parts.append(part)
+                    elif size > 4 * most:
+                        break
+        except trio.TooSlowError:
+            raise ApiError("request_timeout", "the body did not arrive in time") from None
+        if size > most:
+            raise head.too_large(most)
+        return b"".join(parts)
+
     async def _outcome(self) -> Any:
+        body = await self._body()
         target = current.scope["raw_path"].decode("latin-1")
         if query := current.scope["query_string"]:
             target = f"{target.partition('?')[0]}?{query.decode('latin-1')}"
@@ -161,18 +183,15 @@ class ColdLane:
         route = self._routes.find(current.method, target)
         if self._handlers.draining:
             raise shutting_down()
-        try:
-            body = await current.get_data(cache=False, as_text=False, parse_form_data=False)
-        except RequestEntityTooLarge:
-            raise head.too_large(self._settings.max_body_bytes) from None
-        except RequestTimeout:
-            raise ApiError("request_timeout", "the body did not arrive in time") from None
         if body:
             if route.takes_body:
                 head.check_content_type(_header("content-type"))
             if head.is_gzipped(_header("content-encoding")):
                 body = head.gunzip(body, most=self._settings.max_body_bytes)
-        key = current.headers.get("Idempotency-Key")
+        try:
+            key = _header("idempotency-key").decode() or None
+        except UnicodeDecodeError:
+            raise invalid("the request target and header values must be valid text") from None
         return route.handler(Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns()))
 
 
@@ -183,6 +202,9 @@ def _header(name: str) -> bytes:
 def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
     body = response.body
     headers = dict(response.headers)
+    if current.method == "HEAD":
+        headers["Content-Length"] = str(len(body))
+        return QuartResponse(b"", status=response.status, headers=headers, content_type="application/json")
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
         body = head.gzip(body)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}

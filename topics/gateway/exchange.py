@@ -18,7 +18,7 @@ JSON = "application/json"
 
 
 class Request(msgspec.Struct, gc=False):
-    """What a handler may look at. `name` is the validated topic of the path, if the route has one, `shard` its owner."""
+    """What a handler may look at. `name` is the checked topic of the path, if the route has one; `shard` owns it."""
 
     name: str
     shard: int

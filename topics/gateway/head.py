@@ -35,6 +35,7 @@ class Head(msgspec.Struct, gc=False):
     gzip_body: bool
     gzip_answer: bool
     idempotency_key: str | None
+    bodiless: bool = False  # HEAD: the answer's head without its body
     fatal: bool = False  # the connection can't go on after the answer
 
     @property
@@ -130,9 +131,7 @@ class Heads:
         route, error = None, None
         gzip_body, key = False, None
         try:
-            target = events.url.decode("ascii")
-            if not target.startswith("/"):
-                raise invalid("the request target must be a path")
+            target = _origin_form(events.url.decode("ascii"))
             route = self._routes.find(method, target)
             if route.takes_body and length != 0:
                 check_content_type(headers.get(b"content-type", [b""])[-1])
@@ -152,6 +151,7 @@ class Heads:
             gzip_body=gzip_body,
             gzip_answer=accepts_gzip(b",".join(headers.get(b"accept-encoding", []))),
             idempotency_key=key,
+            bodiless=method == "HEAD",
         )
 
 
@@ -171,6 +171,17 @@ class _Events:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+
+
+def _origin_form(target: str) -> str:
+    """The path of a target; one with scheme and host, as proxies send it, is accepted too."""
+    if target.startswith("/"):
+        return target
+    for scheme in ("http://", "https://"):
+        if target.lower().startswith(scheme):
+            _, slash, path = target[len(scheme) :].partition("/")
+            return slash + path or "/"
+    raise invalid("the request target must be a path")
 
 
 # --- rules that the other lane applies too -----------------------------------------------------------

@@ -45,6 +45,7 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     connection: Any  # a Connection
     keep_alive: bool
     gzipped: bool
+    bodiless: bool
     answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
@@ -53,7 +54,7 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
             return
         lane = connection.lane
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
-        self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped)
+        self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless)
         lane.dirty.add(connection)
 
 
@@ -242,6 +243,8 @@ class HotLane:
         while at < size and not connection.closing:
             head = connection.head
             if head is None:
+                while data[at : at + 2] == b"\r\n":
+                    at += 2  # empty lines before a request line mean nothing
                 end = data.find(b"\r\n\r\n", at)
                 if end < 0:
                     if not self._partial_head(connection, data, at):
@@ -322,8 +325,6 @@ class HotLane:
         part = bytes(data[at:])
         if H2_PREFACE.startswith(part[: len(H2_PREFACE)]):
             return True
-        if part[:2] == b"\r\n":
-            return True
         if len(part) > limits.MAX_HEAD_BYTES:
             if b"\r\n" not in part[: limits.MAX_URI_BYTES + 64]:
                 error = ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
@@ -350,7 +351,7 @@ class HotLane:
 
     def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
         self.requests += 1
-        exchange = Exchange(connection, head.keep_alive, head.gzip_answer)
+        exchange = Exchange(connection, head.keep_alive, head.gzip_answer, head.bodiless)
         connection.exchanges.append(exchange)
         if not head.keep_alive:
             connection.closing = True
@@ -380,7 +381,7 @@ class HotLane:
         connection.closing = True
         connection.buffer = _EMPTY
         connection.head = connection.chunks = connection.large = None
-        exchange = Exchange(connection, False, False)
+        exchange = Exchange(connection, False, False, False)
         connection.exchanges.append(exchange)
         exchange.finish(error_response(error, close=True))
         self._set_interest(connection, connection.interest & ~_IN)

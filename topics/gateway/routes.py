@@ -60,9 +60,9 @@ class Routes:
             name = parts[2]
         if methods is None:
             raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
-        handler = methods.get(method)
+        handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
-            allow = sorted(methods)
+            allow = sorted({*methods, "HEAD"} if "GET" in methods else methods)
             raise ApiError(
                 "method_not_allowed", f"{method} is not for {path[:256]}; use {' or '.join(allow)}", {"allow": allow}
             )

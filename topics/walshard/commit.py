@@ -2,8 +2,8 @@
 
     staged -> written -> [synced] -> published -> answered
        |         |
-       |         +- memory, disk, ephemeral: published now. fsync, a new topic, a seq above the ceiling on the platter, or a
-       |            batch behind one of its topic that waits: published when a sync covers its lsn, in lsn order
+       |         +- memory, disk, ephemeral: published now. fsync, a new topic, a seq above the ceiling on the
+       |            platter, or a batch behind one that waits: published when a sync covers its lsn, in lsn order
        +- the write failed: seqs, keys, ceilings and new topics are taken back, 503, nothing was ever visible
 
 A crash before the write leaves nothing; after it, recovery finds the batch, answered or not.

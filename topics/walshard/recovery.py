@@ -173,8 +173,8 @@ class Recovery:
         for name in os.listdir(root) if os.path.isdir(root) else []:
             if (topic_id := parse_topic_dir(name)) is not None and self._mine(topic_id):
                 raise CorruptData(
-                    f"{folder.path}: holds neither a snapshot nor a log, but {os.path.join(root, name)} belongs to this "
-                    "shard. Restore the folder from a backup"
+                    f"{folder.path}: holds neither a snapshot nor a log, but {os.path.join(root, name)} belongs to "
+                    "this shard. Restore the folder from a backup"
                 )
 
     def _mine(self, topic_id: int) -> bool:
