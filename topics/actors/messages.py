@@ -24,6 +24,8 @@ from topics.storage.config import TopicConfig, TopicType
 ENVELOPE = struct.Struct("<BBHIQQ")
 _APPENDED = struct.Struct("<QIQ??II")
 _APPENDED_WHOLE = struct.Struct("<BBHIQQQIQ??II")
+_PLAIN = struct.Struct("<BBHIQQIQ")  # the third field is the length of the topic's name
+_PLAIN_BYTES = _PLAIN.size
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -36,6 +38,7 @@ class Op(enum.IntEnum):
     LIST_TOPICS = 6
     DELETE_RECORDS = 7
     CANCEL = 8  # the caller of a waiting diff has gone; no answer
+    APPEND_PLAIN = 9  # an append without options: its head is a fixed struct and the topic's name
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -225,6 +228,33 @@ def pack_appended(
     )
 
 
+def unpack_appended(message: bytes) -> tuple[int, int, int, bool, bool, int, int]:
+    """first_seq, records, head_seq, created, deduped, wal_us, fsync_us"""
+    return _APPENDED.unpack_from(message, 24)
+
+
+def pack_plain(correlation: int, deadline_ms: int, topic: bytes, count: int, size: int, body: bytes) -> bytes:
+    return _PLAIN.pack(9, 0, len(topic), 0, correlation, deadline_ms, count, size) + topic + body
+
+
+def unpack_plain(message: bytes) -> tuple[int, int, Append, bytes]:
+    """correlation, deadline, the request, the batch"""
+    _, _, name_len, _, correlation, deadline_ms, count, size = _PLAIN.unpack_from(message)
+    at = _PLAIN_BYTES + name_len
+    return correlation, deadline_ms, Append(message[_PLAIN_BYTES:at].decode(), count, size), message[at:]
+
+
+def correlation_of(message: bytes) -> int:
+    return int.from_bytes(message[8:16], "little")
+
+
+def decode_failure(message: bytes) -> ApiError:
+    """The error that an answer carries; only if its error byte is set."""
+    envelope = unpack(message)
+    failure = _decode_failure(envelope.head)
+    return ApiError(failure.code, failure.message, failure.detail, retry_after_s=failure.retry_after_s)
+
+
 def pack_cancel(correlation: int) -> bytes:
     return ENVELOPE.pack(Op.CANCEL, 0, 0, 0, correlation, 0)
 
@@ -247,11 +277,11 @@ def decode_request(op: int, head: bytes) -> Any:
     return _request_decoders[op].decode(head)
 
 
-def decode_answer(envelope: Envelope) -> Any:
-    """The answer's struct; an error answer is raised as the ApiError it carries."""
-    if envelope.error:
-        failure = _decode_failure(envelope.head)
-        raise ApiError(failure.code, failure.message, failure.detail, retry_after_s=failure.retry_after_s)
-    if envelope.op == Op.APPEND:
-        return Appended._make(_APPENDED.unpack(envelope.head))
-    return _answer_decoders[envelope.op].decode(envelope.head)
+def decode_answer(message: bytes) -> tuple[Any, bytes]:
+    """The answer's struct and body; an error answer is raised as the ApiError it carries."""
+    if message[1]:
+        raise decode_failure(message)
+    if message[0] == Op.APPEND:
+        return Appended._make(unpack_appended(message)), b""
+    envelope = unpack(message)
+    return _answer_decoders[envelope.op].decode(envelope.head), envelope.body

@@ -18,14 +18,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._second = 0
-        self._starts: dict[int, bytes] = {}
+        self.starts: dict[int, bytes] = {}  # by status: everything up to the length
 
     def tick(self) -> None:
         second = int(time.time())
         if second != self._second:
             self._second = second
             date = formatdate(second, usegmt=True).encode()
-            self._starts = {
+            self.starts = {
                 status.value: b"HTTP/1.1 %d %b\r\nDate: %b\r\nContent-Type: application/json\r\n"
                 % (status.value, status.phrase.encode(), date)
                 for status in HTTPStatus
@@ -34,8 +34,8 @@ class Answers:
     def encode(self, response: Response, *, keep_alive: bool, gzipped: bool, bodiless: bool) -> bytes:
         body = response.body
         if keep_alive and not response.headers and not bodiless and (not gzipped or len(body) < limits.GZIP_MIN_BYTES):
-            return b"%bContent-Length: %d\r\n\r\n%b" % (self._starts[response.status], len(body), body)
-        lines = [self._starts[response.status]]
+            return b"%bContent-Length: %d\r\n\r\n%b" % (self.starts[response.status], len(body), body)
+        lines = [self.starts[response.status]]
         if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
             body = gzip(body)
             lines.append(b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n")

@@ -202,6 +202,35 @@ def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, ke
     return Append(topic, count, size, given.create, config, key), packed
 
 
+class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    data: Raw
+
+
+class _PlainIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    records: list[_PlainRecord]
+
+
+_decode_plain = msgspec.json.Decoder(_PlainIn).decode
+
+
+def decode_plain(body: bytes | bytearray, settings: Settings) -> tuple[int, int, bytes] | None:
+    """(count, size, batch) of an append that is nothing but data and needs no closer look; None: look closer."""
+    if len(body) > settings.max_record_bytes or not body.isascii():
+        return None
+    try:
+        records = _decode_plain(body).records
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    count = len(records)
+    if count == 1:
+        data = bytes(records[0].data)
+        return 1, len(data) + RECORD_OVERHEAD, columns.PLAIN + data
+    if not 1 < count <= settings.max_batch_records:
+        return None
+    data = RECORD_SEPARATOR.join([record.data for record in records])
+    return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, columns.PLAIN + data
+
+
 def _side_columns(
     records: list[_RecordIn], common: str | None, settings: Settings
 ) -> tuple[list[str | None] | None, str | list[str | None] | None, list[Raw | None] | None, int]:

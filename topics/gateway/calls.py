@@ -8,7 +8,7 @@ idempotency key is safe.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -18,17 +18,36 @@ from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
 
 
-class _Pending(msgspec.Struct, gc=False):
+class Pending(Protocol):
+    """A call that is out."""
+
+    deadline_ms: int
+
+    def take(self, message: bytes) -> None: ...
+    def finish(self, value: Response) -> None: ...
+
+
+class _Asked(msgspec.Struct, gc=False):
     call: Call
     sink: Sink
     deadline_ms: int
+
+    def take(self, message: bytes) -> None:
+        try:
+            value = self.call.render(*messages.decode_answer(message))
+        except ApiError as error:
+            value = error_response(error)
+        self.sink.finish(value)
+
+    def finish(self, value: Response) -> None:
+        self.sink.finish(value)
 
 
 class Calls:
     def __init__(self, *, shards: int, timeout_ms: int) -> None:
         self._links: list[Link | None] = [None] * shards
-        self._timeout_ms = timeout_ms
-        self._pending: list[dict[int, _Pending]] = [{} for _ in range(shards)]
+        self.timeout_ms = timeout_ms
+        self._pending: list[dict[int, Pending]] = [{} for _ in range(shards)]
         self._next = 1
         self.refused = 0
 
@@ -45,7 +64,7 @@ class Calls:
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
         for entry in pending.values():
-            entry.sink.finish(error_response(_unknown_outcome(shard)))
+            entry.finish(error_response(_unknown_outcome(shard)))
 
     def linked(self, shard: int) -> bool:
         return self._links[shard] is not None
@@ -73,7 +92,7 @@ class Calls:
             sink.finish(error_response(_down(shard)))
             return 0
         correlation = self._next
-        deadline_ms = time.monotonic_ns() // 1_000_000 + self._timeout_ms + call.timeout_ms
+        deadline_ms = time.monotonic_ns() // 1_000_000 + self.timeout_ms + call.timeout_ms
         try:
             link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
         except RingFull:
@@ -81,14 +100,30 @@ class Calls:
             sink.finish(error_response(_backpressure(shard)))
             return 0
         self._next = correlation + 1
-        self._pending[shard][correlation] = _Pending(call, sink, deadline_ms)
+        self._pending[shard][correlation] = _Asked(call, sink, deadline_ms)
         return correlation
+
+    def send_plain(self, shard: int, entry: Pending, topic: bytes, count: int, size: int, batch: bytes) -> None:
+        """The same for an append without options, whose entry takes the answer itself."""
+        link = self._links[shard]
+        if link is None:
+            entry.finish(error_response(_down(shard)))
+            return
+        correlation = self._next
+        try:
+            link.writer.send(messages.pack_plain(correlation, entry.deadline_ms, topic, count, size, batch))
+        except RingFull:
+            self.refused += 1
+            entry.finish(error_response(_backpressure(shard)))
+            return
+        self._next = correlation + 1
+        self._pending[shard][correlation] = entry
 
     def abandon(self, sink: Sink) -> None:
         """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""
         for shard, pending in enumerate(self._pending):
             for correlation, entry in pending.items():
-                if entry.sink is sink and entry.call.timeout_ms:
+                if isinstance(entry, _Asked) and entry.sink is sink and entry.call.timeout_ms:
                     link = self._links[shard]
                     if link is not None:
                         link.writer.send_always(messages.pack_cancel(correlation))
@@ -107,10 +142,9 @@ class Calls:
                 continue
             pending = self._pending[shard]
             for message in link.drain():
-                envelope = messages.unpack(message)
-                entry = pending.pop(envelope.correlation, None)
+                entry = pending.pop(messages.correlation_of(message), None)
                 if entry is not None:
-                    entry.sink.finish(_render(entry.call, envelope))
+                    entry.take(message)
 
     def flush(self) -> None:
         for link in self._links:
@@ -123,14 +157,7 @@ class Calls:
         for shard, pending in enumerate(self._pending):
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
-                pending.pop(correlation).sink.finish(error_response(_unknown_outcome(shard)))
-
-
-def _render(call: Call, envelope: messages.Envelope) -> Any:
-    try:
-        return call.render(messages.decode_answer(envelope), envelope.body)
-    except ApiError as error:
-        return error_response(error)
+                pending.pop(correlation).finish(error_response(_unknown_outcome(shard)))
 
 
 def _down(shard: int) -> ApiError:

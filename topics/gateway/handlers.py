@@ -190,30 +190,34 @@ class _RenderedCall(Call, kw_only=True, gc=False, eq=False):
         return self.rendered(answer, body)
 
 
+def append_json(
+    topic: str, answer: tuple[int, int, int, bool, bool, int, int], return_seqs: bool, started_ns: int
+) -> bytes:
+    """An append's answer; the fields are those of messages.Appended."""
+    first, count, head_seq, created, deduped, wal_us, fsync_us = answer
+    last = first + count - 1
+    if not return_seqs:
+        seqs = ""
+    elif count == 1:
+        seqs = f'"seqs":[{first}],'
+    else:
+        seqs = f'"seqs":{_encode(list(range(first, last + 1))).decode()},'
+    spent_us = (time.perf_counter_ns() - started_ns) // 1_000
+    return (
+        f'{{"topic":"{topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{head_seq},'
+        f'"count":{count},"created":{"true" if created else "false"},"deduped":{"true" if deduped else "false"},'
+        f'"performance":{{"server_total_ms":{spent_us / 1000},'
+        f'"wal_append_ms":{wal_us / 1000},"fsync_ms":{fsync_us / 1000}}}}}'
+    ).encode()
+
+
 class _AppendCall(Call, kw_only=True, gc=False, eq=False):
     return_seqs: bool
     started_ns: int
 
     def render(self, answer: messages.Appended, body: bytes) -> Response:
-        first, count, head_seq, created, deduped, wal_us, fsync_us = answer
-        last = first + count - 1
-        if not self.return_seqs:
-            seqs = ""
-        elif count == 1:
-            seqs = f'"seqs":[{first}],'
-        else:
-            seqs = f'"seqs":{_encode(list(range(first, last + 1))).decode()},'
-        spent_us = (time.perf_counter_ns() - self.started_ns) // 1_000
-        return Response(
-            201 if created else 200,
-            (
-                f'{{"topic":"{self.head.topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{head_seq},'
-                f'"count":{count},"created":{"true" if created else "false"},'
-                f'"deduped":{"true" if deduped else "false"},'
-                f'"performance":{{"server_total_ms":{spent_us / 1000},'
-                f'"wal_append_ms":{wal_us / 1000},"fsync_ms":{fsync_us / 1000}}}}}'
-            ).encode(),
-        )
+        content = append_json(self.head.topic, answer, self.return_seqs, self.started_ns)
+        return Response(201 if answer.created else 200, content)
 
 
 class _DiffCall(Call, kw_only=True, gc=False, eq=False):

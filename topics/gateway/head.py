@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from typing import NamedTuple
 
 import httptools
 import msgspec
@@ -23,7 +24,15 @@ from topics.gateway.routes import Route, Routes
 _CACHED_HEADS = 4_096
 _CACHED_HEAD_BYTES = 2_048
 _TOKEN = re.compile(rb"[A-Z]{1,32} ")
+_PLAIN_QUERIES = {("return_seqs", "false")}
 _CHUNKED = -1  # body_length of a chunked body
+
+
+class PlainRoute(NamedTuple):
+    shard: int
+    topic: str
+    encoded: bytes
+    return_seqs: bool
 
 
 class Head(msgspec.Struct, gc=False):
@@ -35,6 +44,7 @@ class Head(msgspec.Struct, gc=False):
     gzip_body: bool
     gzip_answer: bool
     idempotency_key: str | None
+    plain: PlainRoute | None = None  # an append that may turn out to be nothing but data
     bodiless: bool = False  # HEAD: the answer's head without its body
     fatal: bool = False  # the connection can't go on after the answer
 
@@ -142,7 +152,11 @@ class Heads:
             error = refused
         except UnicodeDecodeError:
             error = invalid("the request target and header values must be valid text")
+        plain = None
+        if route is not None and error is None and keep_alive and not gzip_body and key is None:
+            plain = self._plain(route)
         return Head(
+            plain=plain,
             route=route,
             error=error,
             body_length=length,
@@ -153,6 +167,11 @@ class Heads:
             idempotency_key=key,
             bodiless=method == "HEAD",
         )
+
+    def _plain(self, route: Route) -> PlainRoute | None:
+        if route.handler != self._routes.append or not set(route.query.items()) <= _PLAIN_QUERIES:
+            return None
+        return PlainRoute(route.shard, route.name, route.name.encode(), not route.query)
 
 
 class _Events:

@@ -23,11 +23,13 @@ import msgspec
 from topics import limits
 from topics.errors import ApiError, invalid
 from topics.gateway.answers import CONTINUE, Answers
+from topics.gateway.bodies import decode_plain
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Head, Heads, gunzip
+from topics.gateway.plain import PlainAppend
 from topics.settings import Settings
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -86,7 +88,7 @@ class Connection:
         self.chunks: ChunkDecoder | None = None
         self.large: bytearray | None = None  # a large body, received in place ...
         self.filled = 0  # ... so far
-        self.exchanges: deque[Exchange] = deque()
+        self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.out: bytes | memoryview = _EMPTY
         self.interest = _IN
         self.closing = False  # no more requests: close when the last answer is out
@@ -119,6 +121,11 @@ class HotLane:
         self._calls = calls
         self._epoll = epoll
         self._hand_over = hand_over
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """One deadline for all plain appends of a round."""
+        self.deadline_ms = time.monotonic_ns() // 1_000_000 + self._calls.timeout_ms
 
     # --- connections ---------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class HotLane:
         connection.closed = True
         del self.connections[connection.fd]
         for exchange in connection.exchanges:
-            if exchange.answer is None:
+            if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
         connection.exchanges.clear()
         self._epoll.unregister(connection.fd)
@@ -351,6 +358,18 @@ class HotLane:
 
     def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
         self.requests += 1
+        if (plain := head.plain) is not None and not self.handlers.draining:
+            batch = decode_plain(body, self.settings)
+            if batch is not None:
+                shard, topic, encoded, return_seqs = plain
+                now = time.perf_counter_ns()
+                entry = PlainAppend(connection, True, head.gzip_answer, topic, return_seqs, now, self.deadline_ms)
+                connection.exchanges.append(entry)
+                self._calls.send_plain(shard, entry, encoded, *batch)
+                if len(connection.exchanges) >= limits.MAX_PIPELINED:
+                    self._set_interest(connection, connection.interest & ~_IN)
+                return
+            head.plain = None  # this client sends more than data; don't try each time
         exchange = Exchange(connection, head.keep_alive, head.gzip_answer, head.bodiless)
         connection.exchanges.append(exchange)
         if not head.keep_alive:

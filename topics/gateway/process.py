@@ -95,6 +95,7 @@ class Gateway:
                 linger=not self.cold.connections,
                 until_ns=sweep_ns if busy else None,
             )
+            hot.begin_round()
             for fd, event in events:
                 if fd == listener_fd:
                     self._accept()

@@ -32,6 +32,7 @@ class Routes:
 
     def __init__(self, handlers: Handlers) -> None:
         self._shards = handlers.shards
+        self.append: Handler = handlers.append
         self._table: dict[tuple[str, ...], dict[str, Handler]] = {
             ("v0", "topics"): {"GET": handlers.list_topics},
             ("v0", "topics", "*"): {

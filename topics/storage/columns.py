@@ -44,7 +44,7 @@ def pack(
     return pack_joined(RECORD_SEPARATOR.join(data), tags=tags, nodes=nodes, metas=metas)
 
 
-_PLAIN = _LENGTHS.pack(0, 0, 0, 0)
+PLAIN = _LENGTHS.pack(0, 0, 0, 0)  # the start of a body with nothing but data
 
 
 def pack_joined(
@@ -56,7 +56,7 @@ def pack_joined(
 ) -> bytes:
     """The same for data values that are joined already."""
     if tags is None and nodes is None and metas is None:
-        return _PLAIN + data
+        return PLAIN + data
     return _join(
         b"",
         _encode(tags) if tags is not None else b"",

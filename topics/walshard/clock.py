@@ -15,10 +15,10 @@ class Clock:
     def __init__(
         self,
         *,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ns: Callable[[], int] = time.time_ns,
         monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
-        self._wall_ms = wall_ms
+        self._wall_ns = wall_ns
         self._monotonic_ms = monotonic_ms
         self._last = 0
         self._anchor = monotonic_ms()  # when _last was taken, while behind
@@ -28,7 +28,7 @@ class Clock:
         self._anchor = self._monotonic_ms()
 
     def now_ms(self) -> int:
-        wall = self._wall_ms()
+        wall = self._wall_ns() // 1_000_000
         if wall >= self._last:
             self._last = wall
             self._anchor = 0

@@ -35,6 +35,8 @@ from topics.walshard.syncer import Syncer
 from topics.walshard.topic import Topic, Totals
 from topics.walshard.wal import Wal
 
+_PLAIN = int(Op.APPEND_PLAIN)
+_APPEND = int(Op.APPEND)
 _CONTROL_BYTES = 4 * limits.KIB  # more than any topic or ceiling frame takes
 
 
@@ -68,6 +70,7 @@ class Engine:
         self.commit.on_publish = self.polls.wake
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
+        self._round_ms = 0
         self._instance_totals = instance_totals
         self._entropy = entropy
         self._handlers: dict[int, Callable[[Any, ReplyTo, int], bytes | None]] = {
@@ -81,19 +84,25 @@ class Engine:
 
     def handle(self, message: bytes, reply_to: ReplyTo) -> None:
         """Take one request; it is answered now, with the next write, or after a sync."""
-        op, _, correlation, deadline_ms, head, body = messages.unpack(message)
-        if op == Op.CANCEL:
-            self.polls.cancel(reply_to, correlation)
-            return
-        if deadline_ms and time.monotonic_ns() > deadline_ms * 1_000_000:
+        op = message[0]
+        if op == _PLAIN:
+            correlation, deadline_ms, request, body = messages.unpack_plain(message)
+            op = _APPEND
+        else:
+            _, _, correlation, deadline_ms, head, body = messages.unpack(message)
+            if op == Op.CANCEL:
+                self.polls.cancel(reply_to, correlation)
+                return
+            request = messages.decode_request(op, head)
+        if deadline_ms and deadline_ms < self._round_ms:
             return
         self.requests += 1
         try:
-            if op == Op.APPEND:
-                answer = self._append(messages.decode_append(head), body, reply_to, correlation)
+            if op == _APPEND:
+                answer = self._append(request, body, reply_to, correlation)
             else:
                 self.commit.write()
-                answer = self._handlers[op](messages.decode_request(op, head), reply_to, correlation)
+                answer = self._handlers[op](request, reply_to, correlation)
         except ApiError as error:
             answer = messages.pack_failure(op, correlation, error)
         except CorruptData as error:
@@ -102,6 +111,10 @@ class Engine:
             answer = messages.pack_failure(op, correlation, write_failed(error))
         if answer is not None:
             reply_to.send_always(answer)
+
+    def begin_round(self) -> None:
+        """One look at the clock for all requests of a drain."""
+        self._round_ms = time.monotonic_ns() // 1_000_000
 
     def refresh(self, topic: Topic) -> None:
         """Bring what depends on time up to date before a topic is looked at."""

@@ -210,6 +210,7 @@ class Shard:
     def _round(self) -> bool:
         engine = self._engine
         handled = 0
+        engine.begin_round()
         for peer, link in list(self._links.items()):
             try:
                 batch = link.drain()

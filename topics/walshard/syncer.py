@@ -19,7 +19,7 @@ from topics.walshard.disk import Disk
 
 
 def read_signal(event_fd: int) -> None:
-    """Swallow the signal that belongs to a result. It may be on its way still; left unread it would wake us for ever."""
+    """Swallow the signal that belongs to a result. It may still be on its way; unread it would wake us for ever."""
     while True:
         try:
             os.eventfd_read(event_fd)
