@@ -70,6 +70,7 @@ class Server:
                 [TOPICS, "serve"],
                 stdout=file,
                 stderr=file,
+                cwd=log.parent,
                 env=clean_environment(**given),
                 start_new_session=True,  # Ctrl-C of whoever runs the tests is not for it
             )

@@ -187,6 +187,13 @@ def test_the_key_may_be_a_header(api: Client, topic: str) -> None:
     assert api.append(topic, 1, idempotency_key="h")["deduped"] is True
 
 
+def test_the_key_in_a_header_is_utf8(api: Client, topic: str) -> None:
+    api.append(topic, 1, idempotency_key="clé-🎈")
+    headers: dict[str, Any] = {"Idempotency-Key": "clé-🎈".encode(), "Content-Type": "application/json"}
+    answer = api.send("POST", f"/v0/topics/{topic}", content=b'{"records":[{"data":1}]}', headers=headers)
+    assert answer["deduped"] is True
+
+
 def test_the_key_in_the_body_wins_over_the_header(api: Client, topic: str) -> None:
     api.append(topic, 1, idempotency_key="body")
     body = {"records": [{"data": 2}], "idempotency_key": "other"}

@@ -26,9 +26,8 @@ from topics.shm.counters import Board, State, Word
 EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE", "") not in ("", "0")
 TOPICS = str(Path(sys.executable).with_name("topics"))
 DEADLINE_S = 40.0
-# Small enough that a second of load rotates, flushes, seals, snapshots and trims. The last MiB of a WAL file is kept
-# for deletes, so 2 MiB are the least that hold more than one frame.
-SMALL = {"TOPICS_WAL_FILE_BYTES": str(2 << 20), "TOPICS_SEGMENT_MAX_EVENTS": "50"}
+# Small enough that a second of load rotates, flushes, seals, snapshots and trims.
+SMALL = {"TOPICS_WAL_FILE_BYTES": str(1 << 20), "TOPICS_SEGMENT_MAX_EVENTS": "50"}
 T = TypeVar("T")
 
 

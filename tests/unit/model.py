@@ -118,14 +118,18 @@ class NaiveTopic:
 
     # --- writing ---
 
-    def overflows(self, records: list[Record]) -> bool:
-        waiting = [stored.record for batch in self.pending for stored in batch]
-        many = self.count + len(waiting) + len(records)
-        size = self.bytes + sum(record.size for record in [*waiting, *records])
-        config = self.config
+    def overflows(self, waiting: list[Record]) -> bool:
+        """Whether the topic with these records too would be beyond its caps."""
+        many = self.count + len(waiting)
+        size = self.bytes + sum(record.size for record in waiting)
         return bool(
-            (config.cap_records and many > config.cap_records) or (config.cap_bytes and size > config.cap_bytes)
+            (self.config.cap_records and many > self.config.cap_records)
+            or (self.config.cap_bytes and size > self.config.cap_bytes)
         )
+
+    @property
+    def waiting(self) -> list[Record]:
+        return [stored.record for batch in self.pending for stored in batch]
 
     def never_fits(self, records: list[Record]) -> bool:
         config, size = self.config, sum(record.size for record in records)
@@ -171,11 +175,7 @@ class NaiveTopic:
 
     def enforce_caps(self, *, now: int) -> None:
         """Whether what goes had expired by then is not the evictor's business, so either reason may be named."""
-        config = self.config
-        while self.live and (
-            (config.cap_records and self.count > config.cap_records)
-            or (config.cap_bytes and self.bytes > config.cap_bytes)
-        ):
+        while self.config.discard == "old" and self.live and self.overflows([]):
             first = self.live.pop(0)
             self._lose(first, {"cap", "ttl"} if self._expired(first, now) else {"cap"})
 
@@ -242,7 +242,7 @@ class Wall:
         self.wall_ms -= ms
 
     def clock(self) -> Clock:
-        return Clock(wall_ms=lambda: self.wall_ms, monotonic_ms=lambda: self.monotonic_ms)
+        return Clock(wall_ns=lambda: self.wall_ms * 1_000_000, monotonic_ms=lambda: self.monotonic_ms)
 
 
 class Answers:
@@ -252,7 +252,7 @@ class Answers:
         self.messages: dict[int, bytes] = {}
 
     def send_always(self, message: bytes) -> None:
-        correlation = messages.unpack(message).correlation
+        correlation = messages.correlation_of(message)
         assert correlation not in self.messages, "a request was answered twice"
         self.messages[correlation] = message
 
@@ -412,19 +412,19 @@ class Shard:
 
     def settle(self) -> None:
         """Commit, and take in syncs until nobody waits for one."""
-        self.engine.commit()
+        self.engine.commit.write()
         while self.syncer.busy:
-            self.engine.synced(self.syncer.wait())
+            self.engine.commit.synced(self.syncer.wait())
 
     def sync(self) -> None:
         """What the disk class gets a moment later anyway."""
         self.settle()
         if self.engine.wal.written_lsn > self.engine.wal.synced_lsn:
-            self.engine.sync_now()
+            self.engine.commit.sync_now()
             self.settle()
 
     def answer(self, correlation: int) -> Any:
-        return messages.decode_answer(messages.unpack(self.answers.messages.pop(correlation)))
+        return messages.decode_answer(self.answers.messages.pop(correlation))[0]
 
     def answered(self, correlation: int) -> bool:
         return correlation in self.answers.messages
@@ -486,9 +486,8 @@ class Shard:
     ) -> Page:
         head = messages.Diff(topic, from_seq, limit, max_bytes, nodes, include_tags, include_meta)
         correlation = self.send(Op.DIFF, head)
-        envelope = messages.unpack(self.answers.messages.pop(correlation))
-        diffed: messages.Diffed = messages.decode_answer(envelope)
-        page = msgspec.json.decode(envelope.body + b"}", type=Page)
+        diffed, body = messages.decode_answer(self.answers.messages.pop(correlation))
+        page = msgspec.json.decode(body + b"}", type=Page)
         page.scanned = diffed.scanned
         return page
 

@@ -118,9 +118,7 @@ def test_every_answer_is_counted_and_none_is_left_out(run: Callable[[Job], Outco
 def test_a_plan_is_done_once() -> None:
     with responder(http_request_end, lambda request: [ok()]) as serving:
         outcome = drive(
-            Job(
-                port=serving.port, requests=[REQUEST], plans=[[0] * 7, [0] * 5, []], replies="http", once=True
-            )
+            Job(port=serving.port, requests=[REQUEST], plans=[[0] * 7, [0] * 5, []], replies="http", once=True)
         )
     assert outcome.acknowledged == outcome.requests == serving.answered == 12
 
@@ -131,9 +129,7 @@ def test_large_requests_and_answers_in_pieces() -> None:
     pieces = [whole[:10], whole[10:40], whole[40:2_000_000], whole[2_000_000:]]
     with responder(http_request_end, lambda request: pieces) as serving:
         outcome = drive(
-            Job(
-                port=serving.port, requests=[LARGE, REQUEST], plans=[[0, 1, 0]] * 3, replies="http", once=True
-            )
+            Job(port=serving.port, requests=[LARGE, REQUEST], plans=[[0, 1, 0]] * 3, replies="http", once=True)
         )
     assert outcome.acknowledged == serving.answered == 9
 
@@ -144,9 +140,7 @@ def test_pipelines_and_sized_answers() -> None:
 
     with responder(lambda data: data.rfind(b"\n") + 1, answer) as serving:
         asked = {"port": serving.port, "once": True}
-        outcome = drive(
-            Job(requests=[b"q\n" * 50], plans=[[0] * 20] * 2, replies="pipeline", depth=50, **asked)
-        )
+        outcome = drive(Job(requests=[b"q\n" * 50], plans=[[0] * 20] * 2, replies="pipeline", depth=50, **asked))
         assert outcome.acknowledged == 40
         outcome = drive(
             Job(

@@ -98,9 +98,7 @@ def small(name: str) -> Scenario:
 
 
 @pytest.mark.parametrize("measurement", PEERS, indirect=True)
-@pytest.mark.parametrize(
-    "name", ["append-100", "append-1-fsync", "diff-1000", "latency", "recovery", "memory"]
-)
+@pytest.mark.parametrize("name", ["append-100", "append-1-fsync", "diff-1000", "latency", "recovery", "memory"])
 def test_a_scenario_gives_a_line_and_leaves_nothing(measurement: Measurement, name: str) -> None:
     found = measurement.run(small(name))
     assert found.ours.value > 0

@@ -25,10 +25,7 @@ def feed(replies: Replies, data: bytes, cuts: list[int]) -> list[bool]:
 
 
 def http(body: bytes, *, status: bytes = b"200 OK", length_name: bytes = b"Content-Length") -> bytes:
-    return (
-        b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%b: %d\r\n\r\n" % (status, length_name, len(body))
-        + body
-    )
+    return b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%b: %d\r\n\r\n" % (status, length_name, len(body)) + body
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5), st.lists(st.integers(0, 400), max_size=6))

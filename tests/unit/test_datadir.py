@@ -164,9 +164,7 @@ def test_changed_shard_count_plans_a_new_layout_and_commits_it_once(tmp_path: Pa
     folder.close()
 
 
-def test_crash_before_the_rename_leaves_the_old_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_before_the_rename_leaves_the_old_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Manifest(format=1, layout=1, shards=2)
     write_manifest(str(tmp_path), old)
 

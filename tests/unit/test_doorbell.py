@@ -59,9 +59,7 @@ def test_ring_always_wakes_whatever_the_flag_says(bell: Doorbell, words: memoryv
     assert words[3] == 0
 
 
-def test_flag_is_cleared_before_the_write(
-    bell: Doorbell, words: memoryview, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flag_is_cleared_before_the_write(bell: Doorbell, words: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver may arm again the moment it is woken: that must not be undone by the sender."""
     monkeypatch.setattr(os, "eventfd_write", lambda fd, count: bell.arm())
     bell.arm()

@@ -77,9 +77,7 @@ def test_a_read_only_mapping_can_not_be_written() -> None:
 
 
 def test_sweep_takes_the_names_of_the_dead_only() -> None:
-    gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    )
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     dead = SHM / f"topics-{gone.stdout.strip()}-0011223344556677"
     mine = SHM / f"topics-{os.getpid()}-0011223344556677"
     other = SHM / "topics-somebody-else"

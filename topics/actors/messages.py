@@ -228,6 +228,9 @@ def pack_appended(
     )
 
 
+unpack_correlation = struct.Struct("<8xQ").unpack_from
+
+
 def unpack_appended(message: bytes) -> tuple[int, int, int, bool, bool, int, int]:
     """first_seq, records, head_seq, created, deduped, wal_us, fsync_us"""
     return _APPENDED.unpack_from(message, 24)
@@ -242,10 +245,6 @@ def unpack_plain(message: bytes) -> tuple[int, int, Append, bytes]:
     _, _, name_len, _, correlation, deadline_ms, count, size = _PLAIN.unpack_from(message)
     at = _PLAIN_BYTES + name_len
     return correlation, deadline_ms, Append(message[_PLAIN_BYTES:at].decode(), count, size), message[at:]
-
-
-def correlation_of(message: bytes) -> int:
-    return int.from_bytes(message[8:16], "little")
 
 
 def decode_failure(message: bytes) -> ApiError:

@@ -141,8 +141,9 @@ class Calls:
             if link is None:
                 continue
             pending = self._pending[shard]
+            correlation_of = messages.unpack_correlation
             for message in link.drain():
-                entry = pending.pop(messages.correlation_of(message), None)
+                entry = pending.pop(correlation_of(message)[0], None)
                 if entry is not None:
                     entry.take(message)
 

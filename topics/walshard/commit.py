@@ -33,6 +33,8 @@ from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
 _encode = msgspec.msgpack.Encoder().encode
+_HALF_RESERVE = limits.SEQ_RESERVE // 2
+_FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
 _HEAD_FRAME_BYTES = frame_bytes(key_len=0, body_len=len(_encode(HeadFrame(2**64 - 1))))
 
 
@@ -111,8 +113,8 @@ class Commit:
         last = first + count - 1
         encoded_key = key.encode() if key is not None else b""
         durability = topic.config.durability
-        ceiling_frame = last > topic.ceiling - limits.SEQ_RESERVE // 2 and durability in ("disk", "ephemeral")
-        length = frame_bytes(key_len=len(encoded_key), body_len=len(body)) if durability != "ephemeral" else 0
+        ceiling_frame = last > topic.ceiling - _HALF_RESERVE and durability in ("disk", "ephemeral")
+        length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
             frame = _encode(TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling))
             control = frame_bytes(key_len=0, body_len=len(frame)) + _HEAD_FRAME_BYTES
@@ -121,9 +123,9 @@ class Commit:
                 self.stage_topic(topic, ts)
             if ceiling_frame:
                 self.stage_ceiling(topic, last, ts)
-        elif length:
-            self.make_room(length)
         wal = self.wal
+        if length > wal.room:
+            self.make_room(length)
         if durability == "ephemeral":
             lsn = topic.ceiling_lsn
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
@@ -179,7 +181,7 @@ class Commit:
                 topic.pending
                 or entry.created
                 or topic.config.durability == "fsync"
-                or (entry.row.last > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
+                or (topic.next_seq > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
             ):
                 entry.written_ns = written
                 topic.pending += 1
@@ -240,13 +242,14 @@ class Commit:
             self.on_publish(topic)
         if KILL_POINTS:
             kill_point("reply")
-        head = topic.head_seq
+        first, head = row.first, topic.head_seq
+        last = first + row.count - 1
         entry.reply_to.send_always(
             messages.pack_appended(
                 entry.correlation,
-                row.first,
+                first,
                 row.count,
-                head if head > row.last else row.last,
+                head if head > last else last,
                 entry.created,
                 False,
                 entry.wal_us,

@@ -109,10 +109,9 @@ class Topic:
     def publish(self, row: Row) -> None:
         """Make a batch readable. Retention is the caller's next step."""
         self.rows.append(row)
-        self.head_seq = row.last
+        self.head_seq = row.first + row.count - 1
         self.add_live(row.live, row.size)
-        self.last_ts = row.last_ts
-        self.last_write_ts = row.last_ts
+        self.last_ts = self.last_write_ts = row.last_ts
         if row.source is not None:
             self.tail_rows += 1
             self.tail_records += row.count

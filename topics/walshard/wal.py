@@ -23,6 +23,7 @@ class WalFile:
     def __init__(self, path: str, header: WalHeader, disk: Disk, *, fd: int, size: int) -> None:
         self.path = path
         self.header = header
+        self.salt = header.salt
         self.fd = fd
         self.size = size
         self.end = FILE_HEADER_BYTES  # where the next frame goes
@@ -77,14 +78,19 @@ class Wal:
         self.batches = 0
         self.bytes_written = 0
         self.rotations = 0
-        self.current = self._new_file(0)
+        self._reserve = min(limits.WAL_RESERVE_BYTES, file_bytes // 8)
+        self.room = 0  # what the current file still takes, its reserve left alone
+        self.current = self._begin(self._new_file(0))
+
+    def _begin(self, file: WalFile) -> WalFile:
+        self.room = file.size - file.end - self._reserve
+        return file
 
     # --- staging ---
 
     def fits(self, size: int, *, reserve: bool) -> bool:
         """Whether a frame of this size still goes into the current file; `reserve`: it may use the last part too."""
-        kept = 0 if reserve else min(limits.WAL_RESERVE_BYTES, self._file_bytes // 8)
-        return self.current.end + self._staged_bytes + size + kept <= self.current.size
+        return size <= (self.room + self._reserve if reserve else self.room)
 
     @property
     def staged(self) -> bool:
@@ -113,6 +119,7 @@ class Wal:
         )
         self._staged.append(frame)
         self._staged_bytes += len(frame)
+        self.room -= len(frame)
         self._next_lsn = lsn + 1
         return lsn
 
@@ -122,10 +129,12 @@ class Wal:
         """The same for an append, by position because it is the hottest call of all; returns offset and lsn."""
         lsn = self._next_lsn
         current = self.current
-        frame = encode_batch(current.header.salt, topic_id, first_seq, count, ts, lsn, self.synced_lsn, body, key)
+        frame = encode_batch(current.salt, topic_id, first_seq, count, ts, lsn, self.synced_lsn, body, key)
         offset = current.end + self._staged_bytes
         self._staged.append(frame)
-        self._staged_bytes += len(frame)
+        length = len(frame)
+        self._staged_bytes += length
+        self.room -= length
         self._next_lsn = lsn + 1
         return offset, lsn
 
@@ -152,6 +161,7 @@ class Wal:
         self._staged_from = self._next_lsn
 
     def discard(self) -> None:
+        self.room += self._staged_bytes
         self._staged = []
         self._staged_bytes = 0
         self._next_lsn = self._staged_from
@@ -163,7 +173,7 @@ class Wal:
         assert not self._staged
         fresh = self._new_file(size)
         self.older.append(self.current)
-        self.current = fresh
+        self.current = self._begin(fresh)
         self.rotations += 1
 
     def _new_file(self, frame_size: int) -> WalFile:
