@@ -180,9 +180,7 @@ def test_a_retry_gets_the_first_answer_and_appends_nothing(api: Client, topic: s
 
 def test_the_key_may_be_a_header(api: Client, topic: str) -> None:
     body = {"records": [{"data": 1}]}
-    seqs = [
-        api.send("POST", f"/v0/topics/{topic}", body, headers={"Idempotency-Key": "h"})["seqs"] for _ in range(2)
-    ]
+    seqs = [api.send("POST", f"/v0/topics/{topic}", body, headers={"Idempotency-Key": "h"})["seqs"] for _ in range(2)]
     assert seqs == [[1], [1]]
     assert api.append(topic, 1, idempotency_key="h")["deduped"] is True
 

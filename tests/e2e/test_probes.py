@@ -50,13 +50,13 @@ def test_unknown_paths_are_404(api: Client, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/v0/topics", {"GET"}),
-        ("/v0/topics/abc", {"GET", "PUT", "POST", "DELETE"}),
+        ("/v0/topics", {"GET", "HEAD"}),
+        ("/v0/topics/abc", {"GET", "HEAD", "PUT", "POST", "DELETE"}),
         ("/v0/topics/abc/diff", {"POST"}),
         ("/v0/topics/abc/delete", {"POST"}),
-        ("/v0/health", {"GET"}),
-        ("/v0/ready", {"GET"}),
-        ("/healthz", {"GET"}),
+        ("/v0/health", {"GET", "HEAD"}),
+        ("/v0/ready", {"GET", "HEAD"}),
+        ("/healthz", {"GET", "HEAD"}),
     ],
 )
 def test_wrong_methods_are_405_and_say_which_are_right(api: Client, path: str, allowed: set[str]) -> None:

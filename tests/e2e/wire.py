@@ -8,6 +8,8 @@ from types import TracebackType
 
 from .client import Answer
 
+TIMEOUT_S = 12.0
+
 
 def request(
     method: str = "GET",
@@ -43,8 +45,8 @@ def chunked(body: bytes, *sizes: int, end: bytes = b"0\r\n\r\n") -> bytes:
 
 
 class Wire:
-    def __init__(self, port: int, *, timeout_s: float = 20.0) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
 
@@ -128,5 +130,5 @@ class Wire:
         except TimeoutError:
             return
         finally:
-            self.sock.settimeout(20.0)
+            self.sock.settimeout(TIMEOUT_S)
         raise AssertionError(f"expected silence, got {received!r}")
