@@ -9,6 +9,7 @@ contract here.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from typing import Any
@@ -83,6 +84,7 @@ class ColdLane:
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
         self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
+        self._silent: dict[tuple[Any, ...], trio.CancelScope] = {}  # connections without a request so far
         self.connections = 0
         self.requests = 0
 
@@ -108,12 +110,17 @@ class ColdLane:
     async def _serve(
         self, app: Any, context: WorkerContext, state: dict[str, Any], sock: socket.socket, first: bytes
     ) -> None:
+        client = sock.getpeername()[:2]
         try:
-            stream: Any = _PushedBack(sock, first)
-            await TCPServer(app, self._config, context, ConnectionState(state.copy()), stream)
+            # Hypercorn's own idle timeout starts with the first answer.
+            with trio.move_on_after(self._settings.idle_timeout_ms / 1_000) as scope:
+                self._silent[client] = scope
+                stream: Any = _PushedBack(sock, first)
+                await TCPServer(app, self._config, context, ConnectionState(state.copy()), stream)
         except Exception as error:  # one connection's fault is its own
             self.on_fault(error)
         finally:
+            self._silent.pop(client, None)
             self.connections -= 1
             sock.close()
 
@@ -135,6 +142,8 @@ class ColdLane:
 
     async def _answer(self) -> Response:
         self.requests += 1
+        if (scope := self._silent.pop(tuple(current.scope["client"])[:2], None)) is not None:
+            scope.deadline = math.inf
         try:
             waiting = _Waiting()
             self._calls.submit(await self._outcome(), waiting)

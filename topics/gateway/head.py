@@ -82,8 +82,10 @@ class Heads:
             return _refusal(invalid("folded header lines are obsolete"))
         if lines - 2 > limits.MAX_HEADERS:
             return _refusal(ApiError("header_too_large", f"more than {limits.MAX_HEADERS} header lines"))
+        if len(raw) > limits.MAX_HEAD_BYTES:
+            return _refusal(ApiError("header_too_large", f"more than {limits.MAX_HEAD_BYTES} bytes of request head"))
         events = _Events()
-        parser = httptools.HttpRequestParser(events)
+        parser = events.parser = httptools.HttpRequestParser(events)
         try:
             parser.feed_data(raw)
         except httptools.HttpParserUpgrade:
@@ -105,9 +107,7 @@ class Heads:
             )
         method = parser.get_method().decode("ascii")
         try:
-            return self._judge(
-                method, events, keep_alive=parser.should_keep_alive() and version == "1.1", old=version == "1.0"
-            )
+            return self._judge(method, events, keep_alive=events.keep_alive and version == "1.1", old=version == "1.0")
         except ApiError as error:
             return _refusal(error)
 
@@ -181,15 +181,18 @@ class _Events:
         self.url = b""
         self.headers: dict[bytes, list[bytes]] = {}
         self.complete = False
+        self.keep_alive = False
+        self.parser: httptools.HttpRequestParser = None
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.setdefault(name.lower(), []).append(value)
+        self.headers.setdefault(name.lower(), []).append(value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        self.keep_alive = self.parser.should_keep_alive()  # once the message is complete it no longer knows
 
 
 def _origin_form(target: str) -> str:

@@ -75,6 +75,7 @@ class Connection:
         "lane",
         "large",
         "out",
+        "owes_continue",
         "progress_ns",
         "sock",
     )
@@ -92,6 +93,7 @@ class Connection:
         self.out: bytes | memoryview = _EMPTY
         self.interest = _IN
         self.closing = False  # no more requests: close when the last answer is out
+        self.owes_continue = False
         self.discarding = False  # all is said; what the client still sends is read and dropped
         self.closed = False
         self.progress_ns = time.monotonic_ns()
@@ -210,6 +212,8 @@ class HotLane:
             if not isinstance(buffered, bytearray):
                 buffered = bytearray(buffered)
             buffered += data
+            if connection.head is not None:
+                connection.progress_ns = time.monotonic_ns()  # a body may be slow; a head has one deadline
             self._understand(connection, buffered)
         else:
             connection.progress_ns = time.monotonic_ns()
@@ -315,8 +319,8 @@ class HotLane:
         if head.error is not None and head.expect:
             self._refuse(connection, head.error)  # the client asked before it sends, and the answer is no
             return False
-        if head.expect and not connection.exchanges:
-            connection.out = bytes(connection.out) + CONTINUE
+        if head.expect:
+            connection.owes_continue = True  # sent when the answers before it are out
             self.dirty.add(connection)
         if head.chunked:
             connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes)
@@ -428,6 +432,10 @@ class HotLane:
             if not last:
                 exchanges.clear()
                 connection.closing = True
+        if connection.owes_continue and not exchanges:
+            connection.owes_continue = False
+            if connection.head is not None:
+                parts.append(CONTINUE)
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             try:

@@ -14,6 +14,8 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     config: TopicConfig
     created_ms: int
     ceiling: int
+    cap_seq: int = 0  # what caps and TTL had taken by then, before the new config
+    ttl_seq: int = 0
 
 
 class HeadFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -27,3 +29,5 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
 
     before_seq: int | None = None
     seqs: list[int] | None = None
+    cap_seq: int = 0  # what caps and TTL had taken before this delete made room
+    ttl_seq: int = 0

@@ -57,7 +57,8 @@ class ShardState(msgspec.Struct, array_like=True):
     layout: int
     lsn: int  # the last frame this snapshot covers
     clock_ms: int  # the shard's clock, which never goes back
-    clean: bool  # written while stopping: nothing came after it
+    clean: bool  # written while stopping: nothing came after it ...
+    file_no: int  # ... unless there is a WAL file with a higher number than this
     topics: list[msgspec.Raw]  # each a TopicState, encoded: unchanged topics are not encoded again
 
 

@@ -20,22 +20,18 @@ class BatchCache:
             self._keep(row, len(row.body), False)
 
     def body(self, row: Row) -> bytes:
-        if row.body is None:
-            row.body = row.load()
-            self.keep_body(row)
-        assert row.body is not None
-        return row.body
+        body = row.body
+        if body is None:
+            body = row.body = row.load()
+            self.keep_body(row)  # may let go of it at once, if it is larger than all we keep
+        return body
 
     def pieces(self, row: Row) -> list[bytes]:
-        if row.pieces is None:
-            if row.body is None and row.source is not None:
-                row.body = row.load()
-                row.pieces = render.default_pieces(row)
-                row.body = None  # the rendered form serves the next reader; the body would only double it
-            else:
-                row.pieces = render.default_pieces(row)
-            self._keep(row, sum(map(len, row.pieces)) + 64 * row.count, True)
-        return row.pieces
+        pieces = row.pieces
+        if pieces is None:
+            pieces = row.pieces = render.default_pieces(row)
+            self._keep(row, sum(map(len, pieces)) + 64 * row.count, True)
+        return pieces
 
     def _keep(self, row: Row, size: int, rendered: bool) -> None:
         self._kept.append((row, size, rendered))

@@ -35,7 +35,7 @@ from topics.walshard.wal import Wal
 _encode = msgspec.msgpack.Encoder().encode
 _HALF_RESERVE = limits.SEQ_RESERVE // 2
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
-_HEAD_FRAME_BYTES = frame_bytes(key_len=0, body_len=len(_encode(HeadFrame(2**64 - 1))))
+CONTROL_BYTES = 4 * limits.KIB  # more than a topic frame and a ceiling frame take
 
 
 class ReplyTo(Protocol):
@@ -116,9 +116,7 @@ class Commit:
         ceiling_frame = last > topic.ceiling - _HALF_RESERVE and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
-            frame = _encode(TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling))
-            control = frame_bytes(key_len=0, body_len=len(frame)) + _HEAD_FRAME_BYTES
-            self.make_room(length + control)
+            self.make_room(length + CONTROL_BYTES)
             if created:
                 self.stage_topic(topic, ts)
             if ceiling_frame:
@@ -141,7 +139,9 @@ class Commit:
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation))
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
-        body = _encode(TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling))
+        body = _encode(
+            TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling, topic.cap_seq, topic.ttl_seq)
+        )
         lsn = self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body)
         if lsn > topic.ceiling_lsn:
             self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))

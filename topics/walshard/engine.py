@@ -26,7 +26,7 @@ from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.clock import Clock
-from topics.walshard.commit import Commit, ReplyTo, storage_full, write_failed
+from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, storage_full, write_failed
 from topics.walshard.idempotency import Remembered
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
@@ -37,7 +37,6 @@ from topics.walshard.wal import Wal
 
 _PLAIN = int(Op.APPEND_PLAIN)
 _APPEND = int(Op.APPEND)
-_CONTROL_BYTES = 4 * limits.KIB  # more than any topic or ceiling frame takes
 
 
 class Engine:
@@ -242,7 +241,7 @@ class Engine:
         if topic is None:
             self._check_quota(new_topic=True, size=0)
             config = before = request.config
-            self.commit.make_room(_CONTROL_BYTES)
+            self.commit.make_room(CONTROL_BYTES)
             topic = self._create(request.topic, config, now)
         else:
             before = topic.config
@@ -254,7 +253,7 @@ class Engine:
                 )
             retention.expire(topic, now_ms=now)  # under the old config: what has expired stays expired
             config = msgspec.structs.replace(request.config, type=before.type)
-            self.commit.make_room(_CONTROL_BYTES)
+            self.commit.make_room(CONTROL_BYTES)
         if created or config != before:
             topic.config = config
             try:
@@ -364,7 +363,8 @@ class Engine:
             bound = min(bound, request.before_seq)
         seqs = None if request.tag is None else seqs_with_tag(topic, request.tag, prefix=request.prefix, below=bound)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
-            frame = msgspec.msgpack.encode(DeleteFrame(before_seq=bound if seqs is None else None, seqs=seqs))
+            before = bound if seqs is None else None
+            frame = msgspec.msgpack.encode(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq))
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()

@@ -88,6 +88,7 @@ class Mover:
         self._old_snapshots: list[str] = []
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
         self.snapshot_lsn = snapshot_lsn
+        self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
         self._retry_ms = 0  # after a full disk: not before this
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
@@ -294,6 +295,7 @@ class Mover:
             lsn=covered,
             clock_ms=engine.clock.now_ms(),
             clean=clean,
+            file_no=wal.current.header.file_no,
             topics=[msgspec.Raw(topic.encoded_state()) for topic in engine.topics.values()],
         )
         path = os.path.join(self._folder, numbered_name(self._layout, self._snapshot_no, "snap"))
@@ -310,6 +312,8 @@ class Mover:
 
         def finished(_: None) -> None:
             self.snapshot_lsn = covered
+            if self.keep_files:
+                return
             for segment in dead:
                 segment.unlink()
             for topic in dropped:

@@ -27,7 +27,7 @@ from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
 
 MAINTENANCE_NS = 200_000_000
-QUIET_SHARE = 0.3  # busy for less than this share of the time: a good moment to move things
+QUIET_SHARE = 0.02  # busy for less than this share of the time: a good moment to move things
 
 
 async def run(context: Context) -> None:
@@ -140,6 +140,7 @@ class Shard:
     def _move_all(self) -> None:
         """The shard count changed: everything of ours goes into segments and a snapshot of the new layout."""
         wal = self._engine.wal
+        self._mover.keep_files = True  # until the manifest names the new layout the old one must stay whole
         for topic in self._engine.topics.values():
             if topic.tail_rows:
                 self._mover.flush(topic)
@@ -150,6 +151,7 @@ class Shard:
         foreign, wal.older = wal.older, []
         self._mover.checkpoint()
         self._mover.wait()
+        self._mover.keep_files = False
         for file in foreign:
             self._disk.close(file.fd)
 

@@ -76,8 +76,9 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         if plain:
             rendered = cache.pieces(row)
         else:
-            cache.body(row)
-            rendered = render.render(row, include_tags=request.include_tags, include_meta=request.include_meta)
+            rendered = render.render(
+                row, cache.body(row), include_tags=request.include_tags, include_meta=request.include_meta
+            )
         cut = False  # the window ends inside this row
         if row.whole and start == 0 and row.count <= room and row.size <= budget:
             taken: range | list[int] = range(row.count)

@@ -11,6 +11,10 @@ the file, the offset and what to do.
     APPEND   if not in a segment: a row again          the same, and its key
     DELETE   on rows from the WAL, not counted again   on all rows
     HEAD     raises the ceiling                        the same
+
+Caps and TTL do nothing while frames are replayed: batches were published in another order than they were logged if
+some waited for a sync, so retention would decide otherwise than it did. Frames that depend on it say how far it had
+come, and it runs once at the end.
 """
 
 from __future__ import annotations
@@ -136,13 +140,14 @@ class Recovery:
         newest = 0
         next_lsn = next_file = next_snapshot = 1
         restarted = False
-        for folder in folders:
+        for source, folder in zip(sources, folders, strict=True):
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
             last_lsn, same_boot = self._replay(folder, covered)
             if state is None and last_lsn == 0:
-                self._refuse_if_topics_exist(folder)
-            clean = state is not None and state.clean and last_lsn <= covered
+                self._refuse_if_topics_exist(folder, owner=source, shards=old_shards)
+            # A file that the snapshot has not seen belongs to a later life, which did not end cleanly.
+            clean = state is not None and state.clean and all(no <= state.file_no for no, _ in folder.wals)
             restarted = restarted or not same_boot
             self._settle(folder_clean=clean, same_boot=same_boot)
             newest = max(newest, covered)
@@ -167,11 +172,11 @@ class Recovery:
             notes=self.notes,
         )
 
-    def _refuse_if_topics_exist(self, folder: _Folder) -> None:
+    def _refuse_if_topics_exist(self, folder: _Folder, *, owner: int, shards: int) -> None:
         """Neither snapshot nor frames: a new shard, unless there are topics that only they could explain."""
         root = topics_dir(self._settings.data_dir)
         for name in os.listdir(root) if os.path.isdir(root) else []:
-            if (topic_id := parse_topic_dir(name)) is not None and self._mine(topic_id):
+            if (topic_id := parse_topic_dir(name)) is not None and owner_of_id(topic_id, shards) == owner:
                 raise CorruptData(
                     f"{folder.path}: holds neither a snapshot nor a log, but {os.path.join(root, name)} belongs to "
                     "this shard. Restore the folder from a backup"
@@ -379,7 +384,7 @@ class Recovery:
         self._clock.at_least(frame.ts)
         if kind == FrameType.APPEND:
             if topic is not None and frame.last_seq > topic.flushed_seq:
-                self._append(topic, frame, file, fresh=fresh)
+                self._append(topic, frame, file)
             if topic is not None and frame.key and fresh:
                 topic.keys.remember(frame.key.decode(), Remembered(frame.first_seq, frame.count, frame.ts))
         elif kind == FrameType.DELETE:
@@ -402,9 +407,7 @@ class Recovery:
         else:
             raise FormatError(f"{file.path}: frame type {kind} at offset {frame.offset} is unknown; upgrade topics")
 
-    def _append(self, topic: Topic, frame: Frame, file: WalFile, *, fresh: bool) -> None:
-        if fresh:
-            retention.expire(topic, now_ms=frame.ts)
+    def _append(self, topic: Topic, frame: Frame, file: WalFile) -> None:
         row = Row(
             first=frame.first_seq,
             count=frame.count,
@@ -426,15 +429,13 @@ class Recovery:
         if row.live:
             file.pins += 1
             topic.publish(row)
-            if fresh:  # what left before the snapshot is below its floor; the config now may be a later one
-                retention.enforce_caps(topic)
         topic.last_ts = max(topic.last_ts, frame.ts)
         topic.last_write_ts = topic.last_ts
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
-        if fresh:
-            retention.expire(topic, now_ms=frame.ts)
         delete = _decode_delete_frame(frame.body)
+        if fresh:
+            retention.raise_floor(topic, cap_seq=delete.cap_seq, ttl_seq=delete.ttl_seq)
         counted = topic.deleted_total
         if delete.before_seq is not None:
             topic.delete_before(delete.before_seq)
@@ -455,10 +456,8 @@ class Recovery:
                 totals=self._totals,
             )
         else:
-            retention.expire(topic, now_ms=frame.ts)
+            retention.raise_floor(topic, cap_seq=body.cap_seq, ttl_seq=body.ttl_seq)
             topic.config = body.config
-            retention.expire(topic, now_ms=frame.ts)
-            retention.enforce_caps(topic)
             topic.ceiling = max(topic.ceiling, body.ceiling)
 
     def _drop(self, topic: Topic) -> None:
@@ -521,16 +520,18 @@ def remove_stale(settings: Settings, *, layout: int, shard: int, shards: int, di
     clears the folders of shards that are no more."""
     root = os.path.join(settings.data_dir, "wal")
     mine = {os.path.basename(shard_dir(settings.data_dir, shard))}
+    current: set[str] = set()
     if shard == 0:
         current = {os.path.basename(shard_dir(settings.data_dir, number)) for number in range(shards)}
         mine |= {name for name in os.listdir(root) if name not in current}
     for name in mine:
         folder = os.path.join(root, name)
+        gone = shard == 0 and name not in current
         for entry in os.listdir(folder):
             parsed = parse_numbered(entry)
-            if (parsed is not None and parsed[0] != layout) or entry.endswith(".tmp"):
+            if gone or (parsed is not None and parsed[0] != layout) or entry.endswith(".tmp"):
                 disk.unlink(os.path.join(folder, entry))
-        if not os.listdir(folder) and name not in {os.path.basename(shard_dir(settings.data_dir, shard))}:
+        if gone:
             disk.remove_dir(folder)
 
 

@@ -13,11 +13,11 @@ from topics.walshard.rows import Row
 
 def default_pieces(row: Row) -> list[bytes]:
     """Each record with data, meta and node, without its tag: what a plain diff wants."""
-    return render(row, include_tags=False, include_meta=True)
+    return render(row, row.load(), include_tags=False, include_meta=True)
 
 
-def render(row: Row, *, include_tags: bool, include_meta: bool, include_data: bool = True) -> list[bytes]:
-    columns = Columns(row.load(), count=row.count, ts=row.first_ts)
+def render(row: Row, body: bytes, *, include_tags: bool, include_meta: bool, include_data: bool = True) -> list[bytes]:
+    columns = Columns(body, count=row.count, ts=row.first_ts)
     seqs = range(row.first, row.first + row.count)
     tags = columns.tags_json() if include_tags and columns.has_tags else None
     nodes = columns.nodes_json() if columns.has_nodes else None

@@ -83,6 +83,23 @@ def _lose(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None
     return last
 
 
+def raise_floor(topic: Topic, *, cap_seq: int, ttl_seq: int) -> None:
+    """Repeat in recovery what caps and TTL took while the topic was live: everything up to these seqs."""
+    last = max(cap_seq, ttl_seq)
+    while (front := topic.rows.front()) is not None and front.first <= last:
+        lost = [index for index in front.live_indexes() if front.first + index <= last]
+        if not lost:
+            break
+        if ttl_seq > cap_seq:
+            topic.expired_total += len(lost)
+        else:
+            topic.evicted_total += len(lost)
+        _lose(topic, front, lost, sizes=None)
+    topic.cap_seq = max(topic.cap_seq, cap_seq)
+    topic.ttl_seq = max(topic.ttl_seq, ttl_seq)
+    topic.evict_floor = max(topic.evict_floor, last + 1)
+
+
 def would_overflow(topic: Topic, *, records: int, size: int) -> bool:
     """discard "reject": a write is refused if it would not fit, counting batches that are not readable yet."""
     config = topic.config
