@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from crash_folder import newest_snapshot
+from crash_lives import Stories, Story
 from crash_oracle import Oracle
 from crash_server import Client, Server, eventually
 
@@ -13,8 +15,8 @@ from topics import limits
 
 pytestmark = pytest.mark.recovery
 
-Start = Callable[..., Server]
 HOUR_MS = 3_600_000
+stories = Stories()
 
 
 def force_snapshot(server: Server, client: Client) -> None:
@@ -30,44 +32,137 @@ def force_snapshot(server: Server, client: Client) -> None:
     eventually(newer, what="a snapshot")
 
 
-def test_clean_stop_keeps_the_exact_head(serve: Start) -> None:
-    server = serve(shards=1)
+@stories.lives("stop", "stop")
+def clean_stops_keep_the_exact_head(server: Server) -> Story:
     oracle = Oracle()
     client = server.client()
-    topic = oracle.create(client, "e", "ephemeral", priority=7)
+    topic = oracle.create(client, "exact", "ephemeral", priority=7)
     topic.append_plain(client, 5)
-    assert server.stop() == 0
+    server = yield
     oracle.restarted()
-    server = serve(shards=1)
     client = server.client()
     oracle.check(server)
-    assert client.get("e").body["head_seq"] == 5
-    assert client.get("e").body["config"]["priority"] == 7
+    assert client.get("exact").body["head_seq"] == 5
+    assert client.get("exact").body["config"]["priority"] == 7
     assert topic.append_plain(client, 2).first_seq == 6
-    assert server.stop() == 0
+    server = yield
     oracle.restarted()
-    server = serve(shards=1)
     assert topic.append_plain(server.client(), 1).first_seq == 8
 
 
-def test_kill_never_gives_a_seq_out_again(serve: Start) -> None:
-    server = serve(shards=1)
+@stories.lives("stop", "kill")
+def clean_stop_and_kill_of_classes_that_are_logged_do_not_jump(server: Server) -> Story:
     oracle = Oracle()
-    topic = oracle.create(server.client(), "e", "ephemeral")
-    for _ in range(3):
+    topics = [oracle.create(server.client(), f"jump.{name}", name) for name in ("disk", "fsync", "memory")]
+    for topic in topics:
         topic.append_plain(server.client(), 5)
-        server.kill()
+    for following in (6, 7):
+        server = yield
         oracle.restarted()
-        server = serve(shards=1)
         oracle.check(server)
-        assert server.client().get("e").body["head_seq"] <= topic.highest_acked + 2 * limits.SEQ_RESERVE
+        for topic in topics:
+            assert topic.append_plain(server.client(), 1).first_seq == following
 
 
-def test_kill_in_the_life_after_a_clean_stop_never_gives_a_seq_out_again(serve: Start) -> None:
-    """That life writes nothing to the log, so the clean snapshot looks like the last word."""
-    server = serve(shards=1)
+@stories.lives("kill", "kill")
+def kills_never_give_a_seq_out_again(server: Server) -> Story:
     oracle = Oracle()
-    topic = oracle.create(server.client(), "e", "ephemeral")
+    topic = oracle.create(server.client(), "twice", "ephemeral")
+    for _ in range(2):
+        topic.append_plain(server.client(), 5)
+        server = yield
+        oracle.restarted()
+        oracle.check(server)
+        assert server.client().get("twice").body["head_seq"] <= topic.highest_acked + 2 * limits.SEQ_RESERVE
+    topic.append_plain(server.client(), 5)
+
+
+def keys_go_with_their_records(server: Server) -> Story:
+    client = server.client()
+    assert client.put("keys", durability="ephemeral", idempotency_window_ms=HOUR_MS).ok
+    assert client.append("keys", 1, idempotency_key="k").ok
+    assert client.append("keys", 1, idempotency_key="k").body["deduped"]
+    force_snapshot(server, client)
+    server = yield
+    client = server.client()
+    again = client.append("keys", 1, idempotency_key="k")
+    assert not again.body["deduped"], "told that it was written before, but it is nowhere"
+    assert len(client.diff("keys").body["records"]) == 1
+    yield
+
+
+stories.lives("kill", "kill")(keys_go_with_their_records)
+stories.lives("stop", "kill")(keys_go_with_their_records)
+
+
+def lost_records_are_a_gap_and_not_silence(server: Server) -> Story:
+    client = server.client()
+    assert client.put("gap", durability="ephemeral").ok
+    assert client.append("gap", 1, 2, 3).ok
+    server = yield
+    gap = server.client().diff("gap", 1).body["tombstone"]
+    assert gap is not None
+    assert gap["gap_from"] == 2
+    assert gap["gap_to"] >= 3
+    yield
+
+
+stories.lives("kill", "kill")(lost_records_are_a_gap_and_not_silence)
+stories.lives("stop", "stop")(lost_records_are_a_gap_and_not_silence)
+
+
+# --- the class changes in place ------------------------------------------------------------------------
+
+
+@stories.lives("kill", "kill")
+def a_delete_while_ephemeral_of_records_that_are_not_stays_a_delete(server: Server) -> Story:
+    oracle = Oracle()
+    client = server.client()
+    topic = oracle.create(client, "deleted", "fsync")
+    topic.append_plain(client, 10)
+    topic.durability = "ephemeral"
+    assert topic.put(client).ok
+    assert topic.delete(client, before_seq=6).body["deleted"] == 5
+    assert client.diff("deleted").body["earliest_seq"] == 6
+    for _ in range(2):
+        server = yield
+        assert server.client().diff("deleted").body["earliest_seq"] >= 6, "deleted records are back"
+
+
+def classes_of_one_topic(server: Server) -> Story:
+    """Records from before a topic became ephemeral and after it stopped being so, and a hole between them."""
+    client = server.client()
+    assert client.put("classes", durability="fsync").ok
+    assert client.append("classes", "a", "b").ok
+    assert client.put("classes", durability="ephemeral").ok
+    assert client.append("classes", "c", "d").ok
+    assert client.put("classes", durability="fsync").ok
+    assert client.append("classes", "e", "f").body["first_seq"] == 5
+    for _ in range(2):
+        server = yield
+        client = server.client()
+        shown = {record["$seq"]: record["data"] for record in client.diff("classes").body["records"]}
+        assert {5: "e", 6: "f"}.items() <= shown.items()
+        assert "c" not in shown.values()
+        assert client.append("classes", "g").body["first_seq"] > 6
+        assert client.diff("classes", 2).body["tombstone"] is not None, "records 3 and 4 were lost without a word"
+
+
+stories.lives("kill", "kill")(classes_of_one_topic)
+stories.lives("stop", "stop")(classes_of_one_topic)
+
+
+@pytest.mark.parametrize("name", stories.names)
+def test_story(name: str, tmp_path: Path) -> None:
+    stories.tell(name, tmp_path)
+
+
+def test_a_kill_in_the_life_after_a_clean_stop_never_gives_a_seq_out_again(serve: Callable[..., Server]) -> None:
+    """That life writes nothing to the log, so the clean snapshot looks like the last word. A server of its own: other
+    topics' frames would tell."""
+    oracle = Oracle()
+    server = serve(shards=1)
+    topic = oracle.create(server.client(), "after-clean", "ephemeral")
     topic.append_plain(server.client(), 5)
     assert server.stop() == 0
     oracle.restarted()
@@ -78,90 +173,3 @@ def test_kill_in_the_life_after_a_clean_stop_never_gives_a_seq_out_again(serve: 
     server = serve(shards=1)
     oracle.check(server)
     topic.append_plain(server.client(), 1)
-
-
-@pytest.mark.parametrize("how", ["kill", "stop"])
-def test_keys_go_with_their_records(serve: Start, how: str) -> None:
-    server = serve(shards=1)
-    client = server.client()
-    assert client.put("e", durability="ephemeral", idempotency_window_ms=HOUR_MS).ok
-    assert client.append("e", 1, idempotency_key="k").ok
-    assert client.append("e", 1, idempotency_key="k").body["deduped"]
-    force_snapshot(server, client)
-    if how == "kill":
-        server.kill()
-    else:
-        assert server.stop() == 0
-    client = serve(shards=1).client()
-    again = client.append("e", 1, idempotency_key="k")
-    assert not again.body["deduped"], "told that it was written before, but it is nowhere"
-    assert len(client.diff("e").body["records"]) == 1
-
-
-def test_lost_records_are_a_gap_and_not_silence(serve: Start) -> None:
-    server = serve(shards=1)
-    client = server.client()
-    assert client.put("e", durability="ephemeral").ok
-    assert client.append("e", 1, 2, 3).ok
-    server.kill()
-    client = serve(shards=1).client()
-    gap = client.diff("e", 1).body["tombstone"]
-    assert gap is not None
-    assert gap["gap_from"] == 2
-    assert gap["gap_to"] >= 3
-
-
-# --- the class changes in place ------------------------------------------------------------------------
-
-
-def test_a_delete_while_ephemeral_of_records_that_are_not_stays_a_delete(serve: Start) -> None:
-    server = serve(shards=1)
-    oracle = Oracle()
-    client = server.client()
-    topic = oracle.create(client, "t", "fsync")
-    topic.append_plain(client, 10)
-    topic.durability = "ephemeral"
-    assert topic.put(client).ok
-    assert topic.delete(client, before_seq=6).body["deleted"] == 5
-    assert client.diff("t").body["earliest_seq"] == 6
-    server.kill()
-    client = serve(shards=1).client()
-    assert client.diff("t").body["earliest_seq"] >= 6, "deleted records are back"
-
-
-def test_records_written_before_a_topic_became_ephemeral_or_after_it_stopped_being(serve: Start) -> None:
-    server = serve(shards=1)
-    client = server.client()
-    assert client.put("t", durability="fsync").ok
-    assert client.append("t", "a", "b").ok
-    assert client.put("t", durability="ephemeral").ok
-    assert client.append("t", "c", "d").ok
-    assert client.put("t", durability="fsync").ok
-    assert client.append("t", "e", "f").body["first_seq"] == 5
-    server.kill()
-    client = serve(shards=1).client()
-    shown = client.diff("t").body
-    seqs = {record["$seq"]: record["data"] for record in shown["records"]}
-    assert {5: "e", 6: "f"}.items() <= seqs.items()
-    assert "c" not in seqs.values()
-    assert client.append("t", "g").body["first_seq"] > 6
-    gap = client.diff("t", 2).body["tombstone"]
-    assert gap is not None, "records 3 and 4 were lost without a word"
-
-
-@pytest.mark.parametrize("durability", ["disk", "fsync", "memory"])
-def test_clean_stop_does_not_jump(serve: Start, durability: str) -> None:
-    server = serve(shards=1)
-    oracle = Oracle()
-    topic = oracle.create(server.client(), "t", durability)
-    topic.append_plain(server.client(), 5)
-    assert server.stop() == 0
-    server = serve(shards=1)
-    oracle.restarted()
-    oracle.check(server)
-    assert topic.append_plain(server.client(), 1).first_seq == 6
-    server.kill()
-    server = serve(shards=1)
-    oracle.restarted()
-    oracle.check(server)
-    assert topic.append_plain(server.client(), 1).first_seq == 7

@@ -12,12 +12,14 @@ from crash_workload import Workload, create_topics
 
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(1200 if EXHAUSTIVE else 180)]
 
-ROUNDS = 25 if EXHAUSTIVE else 4
 
-
-@pytest.mark.parametrize("env", [{}, SMALL], ids=["defaults", "small-files"])
+@pytest.mark.parametrize(
+    ("env", "rounds"),
+    [({}, 12 if EXHAUSTIVE else 2), (SMALL, 25 if EXHAUSTIVE else 4)],
+    ids=["defaults", "small-files"],
+)
 def test_everything_acknowledged_is_there_after_each_kill(
-    serve: Callable[..., Server], seed: int, env: dict[str, str]
+    serve: Callable[..., Server], seed: int, env: dict[str, str], rounds: int
 ) -> None:
     rng = random.Random(seed)
     oracle = Oracle()
@@ -26,7 +28,7 @@ def test_everything_acknowledged_is_there_after_each_kill(
     topics = create_topics(oracle, client)
     client.close()
     deduped = written = 0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         load = Workload(oracle, server, topics, seed=rng.randrange(1 << 30), pace_s=0.005 if env else 0)
         load.wait_done(rng.randint(300, 900))
         server.kill()

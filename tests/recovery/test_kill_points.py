@@ -1,0 +1,153 @@
+"""A shard that dies at each durability boundary, while serving and while recovering: the next start owes the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from crash_oracle import Oracle, TopicLedger
+from crash_server import EXHAUSTIVE, SMALL, Client, NoAnswer, Server, eventually
+
+from topics.shm.counters import State
+
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(180)]
+
+Start = Callable[..., Server]
+PADDING = "x" * 3_000
+HOUR_MS = 3_600_000
+
+
+class Script:
+    """The same requests in the same order each time: a walk through everything that writes."""
+
+    def __init__(self, oracle: Oracle, server: Server) -> None:
+        self._oracle = oracle
+        self._server = server
+        self._steps = 0
+        self.ledgers = [
+            oracle.topic(name, durability)
+            for name, durability in (("f", "fsync"), ("d", "disk"), ("m", "memory"), ("e", "ephemeral"))
+        ]
+
+    def run_until_a_death(self, *, steps: int) -> bool:
+        """Whether a shard died; after so many steps maintenance gets time to do its part."""
+        client = self._server.client()
+        try:
+            for ledger in self.ledgers:
+                ledger.put(client, idempotency_window_ms=HOUR_MS)
+            for _ in range(steps):
+                if self._server.deaths():
+                    return True
+                self._step(client)
+        except NoAnswer:
+            pass
+        finally:
+            client.close()
+        try:
+            eventually(self._server.deaths, within_s=5)
+            return True
+        except AssertionError:
+            return False
+
+    def _step(self, client: Client) -> None:
+        self._steps += 1
+        step = self._steps
+        ledger = self.ledgers[step % 4]
+        tag = f"tag-{self._oracle.life}-{step // 12}"
+        key = f"key-{self._oracle.life}-{step}" if step % 3 == 0 else None
+        if step % 12 == 11:
+            ledger = self.ledgers[(step // 12) % 4]
+            ledger.delete(client, tags=[tag], match=tag)
+        elif step % 29 == 28:
+            before = ledger.highest_acked - 30
+            if before > 0:
+                ledger.delete(client, before_seq=before)
+        elif step % 31 == 30:
+            short = self._oracle.topic(f"short-{self._oracle.life}-{step}", "disk")
+            if short.put(client).ok:
+                short.append(client, [("", None, None)])
+                short.drop(client)
+        elif step % 37 == 36:
+            ledger.put(client, idempotency_window_ms=HOUR_MS, priority=step)
+        else:
+            # A tag is never used again after the step that deletes it.
+            mine = tag if step % 12 < 11 else None
+            records = [(PADDING if index % 2 else "", mine if index % 3 else None, None) for index in range(1 + step % 17)]
+            ledger.append(client, records, key)
+        time.sleep(0.002)
+
+
+# point -> which arrivals there are worth dying at; the first is in the default family
+SERVING: dict[str, list[int]] = {
+    "write": [40, 3, 5, 11, 90],
+    "written": [41, 2, 4, 12, 91],
+    "sync": [9, 2, 3, 30],
+    "synced": [8, 1, 4, 31],
+    "rotated": [2, 3],
+    "publish": [50, 1, 7, 120],
+    "reply": [51, 2, 8, 121],
+    "flushed": [1, 2, 3, 5],
+    "rename": [1, 2, 3, 4, 6],
+    "renamed": [2, 1, 3, 4, 5],
+    "snapshot": [1, 2],
+}
+CASES = [
+    f"{point}:{arrival}" for point, arrivals in SERVING.items() for arrival in (arrivals if EXHAUSTIVE else arrivals[:1])
+]
+
+
+@pytest.mark.parametrize("point", CASES)
+def test_dying_while_serving(serve: Start, point: str) -> None:
+    oracle = Oracle()
+    server = serve(shards=1, env={**SMALL, "TOPICS_KILL_POINT": point})
+    died = Script(oracle, server).run_until_a_death(steps=400)
+    assert died, f"nobody came by {point}: the walk does not reach it"
+    server.kill()
+    oracle.restarted()
+    server = serve(shards=1, env=SMALL)
+    oracle.check(server)
+    oracle.check_keys(server)
+    oracle.check(server, crashed=False)
+
+
+RECOVERING = ["sync:1", "rotated:1"]
+MORE_RECOVERING = ["write:1", "written:1", "sync:2", "synced:1", "synced:2"]
+
+
+def test_dying_while_recovering_at_every_boundary(serve: Start) -> None:
+    """One after another on one folder, each time again and again until the supervisor is about to give up."""
+    oracle = Oracle()
+    server = serve(shards=1, env=SMALL)
+    Script(oracle, server).run_until_a_death(steps=120)
+    server.kill()
+    oracle.restarted()
+    for point in RECOVERING + (MORE_RECOVERING if EXHAUSTIVE else []):
+        dying = serve(shards=1, env={**SMALL, "TOPICS_KILL_POINT": point}, wait=False)
+        eventually(lambda: dying.deaths() >= 2, what=f"deaths at {point}\n{dying.log()}")
+        dying.kill()
+    server = serve(shards=1, env=SMALL)
+    oracle.check(server)
+    oracle.check_keys(server)
+
+
+@pytest.mark.skipif(not EXHAUSTIVE, reason="takes as long as all the restarts that come before giving up")
+def test_given_up_after_five_restarts_and_a_fresh_start_mends_it(serve: Start) -> None:
+    oracle = Oracle()
+    server = serve(shards=2, env=SMALL)
+    client = server.client()
+    topics: list[TopicLedger] = [oracle.create(client, f"t-{n}", "fsync") for n in range(6)]
+    for topic in topics:
+        topic.append_plain(client, 3)
+    server.kill()
+    oracle.restarted()
+    server = serve(shards=2, env={**SMALL, "TOPICS_KILL_POINT": "rotated"}, wait=False)
+    for name in ("shard-0", "shard-1"):
+        server.wait_state(name, State.FAILED)
+        assert server.restarts(name) == 5
+    ready = server.ready()
+    assert ready.status == 503
+    assert ready.body["error"]["detail"]["waiting_for"] == {"shard-0": "failed", "shard-1": "failed"}
+    assert server.client().get("t-0").status == 503
+    server.kill()
+    oracle.check(serve(shards=2, env=SMALL))
