@@ -22,65 +22,78 @@ import trio
 from topics.shm.doorbell import Doorbell
 
 LINGER_MS = 5
-BACKSTOP_S = 1.0  # rings are looked at this often even if no bell rings
+BACKSTOP_S = 5.0  # rings are looked at this often even if no bell rings
 _YIELD_NS = 5_000_000  # a busy process lets trio's other tasks run this often
+_LINGER_NS = LINGER_MS * 1_000_000
 
 
 class Idle:
-    def __init__(self, bell: Doorbell, *, spin_us: int) -> None:
+    def __init__(
+        self,
+        bell: Doorbell,
+        *,
+        spin_us: int,
+        has_work: Callable[[], bool],
+        next_deadline_ns: Callable[[], int | None],
+    ) -> None:
         self._bell = bell
-        self._spin_ns = spin_us * 1_000
-        self.epoll = select.epoll()
-        self.epoll.register(bell.fileno(), select.EPOLLIN)
         self._bell_fd = bell.fileno()
+        self._spin_ns = spin_us * 1_000
+        self._has_work = has_work
+        self._next_deadline_ns = next_deadline_ns
+        self.epoll = select.epoll()
+        self.epoll.register(self._bell_fd, select.EPOLLIN)
         self._yielded_ns = time.monotonic_ns()
         self._busy_until_ns = 0
 
     def register(self, fd: int, events: int = select.EPOLLIN) -> None:
         self.epoll.register(fd, events)
 
-    async def wait(
-        self, has_work: Callable[[], bool], *, expecting: bool, linger: bool, until_ns: int | None
-    ) -> list[tuple[int, int]]:
-        """Descriptors that are ready; also returns, perhaps empty, when has_work() or at until_ns (monotonic)."""
+    async def wait(self, *, expecting: bool, linger: bool) -> list[tuple[int, int]]:
+        """Descriptors that are ready; returns, perhaps with none, when there is work or the deadline has come."""
         now = time.monotonic_ns()
         if now - self._yielded_ns > _YIELD_NS:
             self._yielded_ns = now
             await trio.lowlevel.checkpoint()
-        poll = self.epoll.poll
-        events = poll(0)
-        if events or has_work():
-            self._busy_until_ns = now + LINGER_MS * 1_000_000
-            return self._strip(events)
-        if self._spin_ns and expecting:
-            stop = now + self._spin_ns
-            while time.monotonic_ns() < stop:
-                os.sched_yield()
-                if has_work():
-                    return []
-                if events := poll(0):
-                    return self._strip(events)
+        events = self.epoll.poll(0)
+        if events or self._has_work():
+            self._busy_until_ns = now + _LINGER_NS
+            return self._without_bell(events)
+        if self._spin_ns and expecting and (found := self._spin(now)) is not None:
+            return found
         bell = self._bell
         bell.arm()
-        if has_work():
+        if self._has_work():
             bell.disarm()
             return []
         timeout = BACKSTOP_S
-        if until_ns is not None:
-            timeout = min(timeout, max(0.0, (until_ns - now) / 1e9))
+        if (deadline := self._next_deadline_ns()) is not None:
+            timeout = min(timeout, max(0.0, (deadline - now) / 1e9))
         if linger and now < self._busy_until_ns:
-            events = poll(min(timeout, LINGER_MS / 1_000))
-        if not events and (not linger or now >= self._busy_until_ns):
+            events = self.epoll.poll(min(timeout, LINGER_MS / 1_000))
+        else:
             with trio.move_on_after(timeout):
                 await trio.lowlevel.wait_readable(self.epoll.fileno())
             self._yielded_ns = time.monotonic_ns()
-            events = poll(0)
+            events = self.epoll.poll(0)
         bell.disarm()
         if events:
-            self._busy_until_ns = time.monotonic_ns() + LINGER_MS * 1_000_000
-        return self._strip(events)
+            self._busy_until_ns = time.monotonic_ns() + _LINGER_NS
+        return self._without_bell(events)
 
-    def _strip(self, events: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _spin(self, now: int) -> list[tuple[int, int]] | None:
+        """Look until something comes or the time is up (None)."""
+        stop = now + self._spin_ns
+        has_work, poll = self._has_work, self.epoll.poll
+        while time.monotonic_ns() < stop:
+            os.sched_yield()
+            if has_work():
+                return []
+            if events := poll(0):
+                return self._without_bell(events)
+        return None
+
+    def _without_bell(self, events: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The bell is swallowed here: whoever waits looks at its rings anyway."""
         for event in events:
             if event[0] == self._bell_fd:

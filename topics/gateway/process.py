@@ -57,7 +57,12 @@ class Gateway:
         routes = Routes(self._handlers)
         self.cold = ColdLane(settings=settings, routes=routes, handlers=self._handlers, calls=self._calls)
         processes = len(context.board.rows())
-        self._idle = Idle(context.bell, spin_us=spin_us(settings.spin_us, processes=processes))
+        self._idle = Idle(
+            context.bell,
+            spin_us=spin_us(settings.spin_us, processes=processes),
+            has_work=self._calls.has_answers,
+            next_deadline_ns=self._next_sweep_ns,
+        )
         self._hot = HotLane(
             settings=settings,
             heads=Heads(routes, max_body_bytes=settings.max_body_bytes),
@@ -73,6 +78,7 @@ class Gateway:
         self._listener.setblocking(False)
         self._accepting = False
         self._stop_by_ns = 0
+        self._sweep_ns = 0
 
     def _set_accepting(self, accepting: bool) -> None:
         if accepting != self._accepting:
@@ -86,15 +92,9 @@ class Gateway:
         calls, hot, idle = self._calls, self._hot, self._idle
         listener_fd = self._listener.fileno()
         self._set_accepting(True)
-        sweep_ns = time.monotonic_ns() + _SWEEP_NS
+        self._sweep_ns = time.monotonic_ns() + _SWEEP_NS
         while not (self._stop_by_ns and self._stopped()):
-            busy = bool(hot.connections) or self.cold.connections or self._stop_by_ns
-            events = await idle.wait(
-                calls.has_answers,
-                expecting=len(calls) > 0,
-                linger=not self.cold.connections,
-                until_ns=sweep_ns if busy else None,
-            )
+            events = await idle.wait(expecting=len(calls) > 0, linger=not self.cold.connections)
             hot.begin_round()
             for fd, event in events:
                 if fd == listener_fd:
@@ -110,10 +110,14 @@ class Gateway:
             if hot.dirty:
                 hot.send_dirty()
             now = time.monotonic_ns()
-            if now >= sweep_ns:
-                sweep_ns = now + _SWEEP_NS
+            if now >= self._sweep_ns:
+                self._sweep_ns = now + _SWEEP_NS
                 self._sweep()
         idle.close()
+
+    def _next_sweep_ns(self) -> int | None:
+        """A gateway without connections need not sweep."""
+        return self._sweep_ns if self._hot.connections or self._stop_by_ns else None
 
     def _sweep(self) -> None:
         self._calls.expire()

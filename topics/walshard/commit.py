@@ -274,10 +274,6 @@ class Commit:
         unsynced = [file.fd for file in self.wal.files if file.last_lsn > self.wal.synced_lsn]
         self.syncer.request(unsynced, self.wal.written_lsn)
 
-    @property
-    def sync_is_due(self) -> bool:
-        return self.sync_due_ns is not None and not self.syncer.busy and time.monotonic_ns() >= self.sync_due_ns
-
     def wait_for_sync(self, reply_to: ReplyTo, build: Callable[[int], bytes]) -> None:
         """Answer when everything written so far is on the platter; build gets the microseconds waited."""
         self._waiting.append(Answer(self.wal.written_lsn, reply_to, build, time.perf_counter_ns()))

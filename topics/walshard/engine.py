@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -111,9 +110,9 @@ class Engine:
         if answer is not None:
             reply_to.send_always(answer)
 
-    def begin_round(self) -> None:
+    def begin_round(self, now_ns: int) -> None:
         """One look at the clock for all requests of a drain."""
-        self._round_ms = time.monotonic_ns() // 1_000_000
+        self._round_ms = now_ns // 1_000_000
 
     def refresh(self, topic: Topic) -> None:
         """Bring what depends on time up to date before a topic is looked at."""

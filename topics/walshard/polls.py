@@ -60,6 +60,8 @@ class LongPolls:
     def end_due(self, refresh: Callable[[Topic], None]) -> None:
         """Answer the polls whose time is up; refresh brings a topic's retention up to date first."""
         deadlines = self._deadlines
+        if not deadlines:
+            return
         now = time.monotonic_ns()
         while deadlines and (deadlines[0][2].done or deadlines[0][0] <= now):
             poll = heapq.heappop(deadlines)[2]

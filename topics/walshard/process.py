@@ -14,7 +14,7 @@ import time
 from topics.actors.context import Context
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import CorruptData, FormatError, RingPoisoned
+from topics.errors import CorruptData, FormatError
 from topics.shm.counters import Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.clock import Clock
@@ -55,6 +55,9 @@ class Shard:
         self._stopping = False
         self._disk = Disk()
         self._busy_ns = 0
+        self._maintain_ns = 0  # when maintenance is next due ...
+        self._settled = False  # ... unless nothing came since it last found nothing to do
+        self._shown_topics = -1
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -174,72 +177,75 @@ class Shard:
     # --- serving -------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        context, engine, mover, syncer = self._context, self._engine, self._mover, self._syncer
+        context, mover = self._context, self._mover
         processes = len(context.board.rows())
-        idle = Idle(context.bell, spin_us=spin_us(context.settings.spin_us, processes=processes))
-        idle.register(syncer.event_fd)
+        idle = Idle(
+            context.bell,
+            spin_us=spin_us(context.settings.spin_us, processes=processes),
+            has_work=self._has_work,
+            next_deadline_ns=self._next_deadline_ns,
+        )
+        idle.register(self._syncer.event_fd)
         idle.register(mover.event_fd)
-        maintenance_ns = time.monotonic_ns() + MAINTENANCE_NS
+        self._maintain_ns = time.monotonic_ns() + MAINTENANCE_NS
         last_work_ns = 0
-        settled = False  # nothing came since maintenance last found nothing to do
         while not self._stopping:
-            until = engine.next_deadline_ns
-            if not settled:
-                until = maintenance_ns if until is None else min(until, maintenance_ns)
-            await idle.wait(
-                self._has_work,
-                expecting=time.monotonic_ns() - last_work_ns < 1_000_000,
-                linger=True,
-                until_ns=until,
-            )
+            await idle.wait(expecting=time.monotonic_ns() - last_work_ns < 1_000_000, linger=True)
             started = time.monotonic_ns()
-            if self._round():
+            if self._round(started):
                 last_work_ns = started
-                settled = False
             now = time.monotonic_ns()
             self._busy_ns += now - started
-            if now >= maintenance_ns:
-                share = self._busy_ns / (now - maintenance_ns + MAINTENANCE_NS)
-                settled = not mover.step(quiet=share < QUIET_SHARE) and last_work_ns < maintenance_ns - MAINTENANCE_NS
+            if now >= self._maintain_ns:
+                period = now - self._maintain_ns + MAINTENANCE_NS
+                works = mover.step(quiet=self._busy_ns < QUIET_SHARE * period)
+                self._settled = not works and now - last_work_ns > MAINTENANCE_NS
                 self._busy_ns = 0
-                maintenance_ns = now + MAINTENANCE_NS
+                self._maintain_ns = now + MAINTENANCE_NS
+                self._publish_counters()
         self._finish()
         idle.close()
 
     def _has_work(self) -> bool:
         return any([link.has_work() for link in self._links.values()])
 
-    def _round(self) -> bool:
+    def _next_deadline_ns(self) -> int | None:
+        due = self._engine.next_deadline_ns
+        if self._settled:
+            return due
+        return self._maintain_ns if due is None else min(due, self._maintain_ns)
+
+    def _round(self, now_ns: int) -> bool:
         engine = self._engine
+        commit = engine.commit
         handled = 0
-        engine.begin_round()
-        for peer, link in list(self._links.items()):
-            try:
-                batch = link.drain()
-            except RingPoisoned as error:
-                self._context.log.error("ring poisoned", peer=peer, reason=str(error))
-                raise
-            writer = link.writer
-            for message in batch:
-                engine.handle(message, writer)
-            handled += len(batch)
-        engine.commit.write()
+        engine.begin_round(now_ns)
+        for link in self._links.values():
+            messages = link.drain()
+            if messages:
+                writer = link.writer
+                for message in messages:
+                    engine.handle(message, writer)
+                handled += len(messages)
+        commit.write()
         if self._syncer.busy and (outcome := self._syncer.take()) is not None:
-            engine.commit.synced(outcome)
+            commit.synced(outcome)
         if self._mover.busy:
             self._mover.take()
-        if engine.commit.sync_is_due:
-            engine.commit.sync_now()
+        if commit.sync_due_ns is not None and now_ns >= commit.sync_due_ns and not self._syncer.busy:
+            commit.sync_now()
         engine.polls.end_due(engine.refresh)
         for link in self._links.values():
             link.flush()
         if handled:
-            self._publish_counters()
+            self._settled = False
+            if len(engine.topics) != self._shown_topics:
+                self._publish_counters()
         return handled > 0
 
     def _finish(self) -> None:
         """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
-        self._round()
+        self._round(time.monotonic_ns())
         self._mover.wait()
         while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
             if not self._syncer.busy:
@@ -256,11 +262,12 @@ class Shard:
     # --- callbacks -----------------------------------------------------------------------------------
 
     def _link_up(self, peer: str, link: Link) -> None:
-        self._links[peer] = link
+        self._links = {**self._links, peer: link}  # a round may be under way
 
     def _link_down(self, peer: str) -> None:
-        link = self._links.pop(peer, None)
+        link = self._links.get(peer)
         if link is not None:
+            self._links = {name: other for name, other in self._links.items() if name != peer}
             self._engine.polls.cancel(link.writer)
 
     def _stop(self) -> None:
@@ -285,7 +292,7 @@ class Shard:
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
         words = self._context.row.words
-        words[Word.TOPICS] = len(engine.topics)
+        words[Word.TOPICS] = self._shown_topics = len(engine.topics)
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
