@@ -130,6 +130,16 @@ class Calls:
                     del pending[correlation]
                     return
 
+    def end_polls(self, error: ApiError) -> None:
+        """Long polls end now, with this error: nobody waits for a server that stops."""
+        for shard, pending in enumerate(self._pending):
+            for correlation, entry in list(pending.items()):
+                if isinstance(entry, _Asked) and entry.call.timeout_ms:
+                    del pending[correlation]
+                    if (link := self._links[shard]) is not None:
+                        link.writer.send_always(messages.pack_cancel(correlation))
+                    entry.finish(error_response(error, close=True))
+
     # --- answers ---
 
     def has_answers(self) -> bool:

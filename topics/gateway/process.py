@@ -20,7 +20,7 @@ from topics.actors.link import Link
 from topics.errors import RingPoisoned
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
-from topics.gateway.handlers import Handlers
+from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
 from topics.gateway.routes import Routes
@@ -156,6 +156,8 @@ class Gateway:
 
     def _stop(self) -> None:
         self._handlers.draining = True
+        self._calls.end_polls(shutting_down())
+        self._hot.send_dirty()
         self._stop_by_ns = time.monotonic_ns() + _DRAIN_NS
         self._context.bell.ring_always()
 

@@ -90,7 +90,8 @@ class Commit:
         """See that frames of this size fit into the current file: after this, staging them can't fail. Deletes may
         use the part of it that is reserved for them, so that they work on a full disk."""
         if not self.wal.fits(size, reserve=reserve):
-            self.write()
+            if not self.write():
+                raise storage_full()  # with what was staged before; the caller's topic may have gone with it
             try:
                 self.wal.rotate(size)
             except DiskFull:
@@ -159,18 +160,18 @@ class Commit:
 
     # --- the write -----------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write what is staged; publish and answer what need not wait for a sync."""
+    def write(self) -> bool:
+        """Write what is staged; publish and answer what need not wait for a sync. False: it failed and was taken back."""
         staged = self._staged
         if not staged and not self.wal.staged:
-            return
+            return True
         self._staged = []
         started = time.perf_counter_ns()
         try:
             self._write_frames()
         except (DiskFull, OSError) as error:
             self._take_back(staged, write_failed(error))
-            return
+            return False
         written = time.perf_counter_ns()
         wal_us = (written - started) // 1_000
         synced_lsn = self.wal.synced_lsn
@@ -189,6 +190,7 @@ class Commit:
             else:
                 self._publish(entry, 0)
         self.request_sync()
+        return True
 
     def write_control(self) -> None:
         """Write staged control frames, and nothing but them; failure goes up as the answer."""

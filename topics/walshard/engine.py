@@ -144,7 +144,7 @@ class Engine:
             self.commit.stage_batch(
                 topic, request, body, created=created, ts=ts, reply_to=reply_to, correlation=correlation
             )
-        except (DiskFull, OSError):
+        except (ApiError, DiskFull, OSError):
             if created:
                 self._forget_topic(topic)
             raise

@@ -111,6 +111,7 @@ class Shard:
             clock=clock,
             instance_totals=self._instance_totals,
         )
+        self._engine.dropped = recovered.dropped
         self._engine.commit.on_sync = self._count_sync
         self._mover = Mover(
             self._engine,

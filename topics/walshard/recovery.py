@@ -68,6 +68,7 @@ def boot_id() -> bytes:
 class Recovered(msgspec.Struct):
     topics: dict[str, Topic]
     totals: Totals
+    dropped: list[Topic]  # the snapshot may still name their files: they go with the next one
     wal_files: list[WalFile]
     snapshots: list[str]
     next_lsn: int
@@ -126,6 +127,7 @@ class Recovery:
         self._topics: dict[int, Topic] = {}
         self._snapshot_heads: dict[int, int] = {}
         self._floors: dict[int, int] = {}
+        self._dropped: list[Topic] = []
         self._wal_files: list[WalFile] = []
         self._frames = 0
         self._work = 0
@@ -162,6 +164,7 @@ class Recovery:
         return Recovered(
             topics={topic.name: topic for topic in self._topics.values()},
             totals=self._totals,
+            dropped=self._dropped,
             wal_files=self._wal_files,
             snapshots=[path for folder in folders for _, path in folder.snapshots],
             next_lsn=next_lsn,
@@ -463,6 +466,7 @@ class Recovery:
     def _drop(self, topic: Topic) -> None:
         topic.drop()
         del self._topics[topic.id]
+        self._dropped.append(topic)
 
     # --- after the last frame ------------------------------------------------------------------------
 
@@ -495,10 +499,11 @@ def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, sh
     """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files."""
     folder = topics_dir(settings.data_dir)
     known = {topic.id: topic for topic in recovered.topics.values()}
+    dropped = {topic.id for topic in recovered.dropped}
     removed = 0
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         topic_id = parse_topic_dir(name)
-        if topic_id is None or owner_of_id(topic_id, shards) != shard:
+        if topic_id is None or owner_of_id(topic_id, shards) != shard or topic_id in dropped:
             continue
         topic = known.get(topic_id)
         if topic is None:
