@@ -84,7 +84,6 @@ class Kept:
     first: int
     count: int
     ts: int
-    logged: bool
 
 
 @dataclass
@@ -97,6 +96,10 @@ class NaiveTopic:
     keys: dict[str, Kept] = field(default_factory=dict)
     last_ts: int = 0
     pending: list[list[Stored]] = field(default_factory=list)  # written, not readable yet
+    was_ephemeral: bool = False
+
+    def __post_init__(self) -> None:
+        self.was_ephemeral = self.config.durability == "ephemeral"
 
     # --- what is true now ---
 
@@ -145,7 +148,7 @@ class NaiveTopic:
         batch = [Stored(first + at, ts, record, logged) for at, record in enumerate(records)]
         self.last_ts = ts
         if key is not None:
-            self.keys[key] = Kept(first, len(batch), ts, logged)
+            self.keys[key] = Kept(first, len(batch), ts)
         self.pending.append(batch)
         return batch
 
@@ -182,6 +185,7 @@ class NaiveTopic:
     def configure(self, config: TopicConfig, *, now: int) -> None:
         self.expire(now=now)
         self.config = config
+        self.was_ephemeral |= config.durability == "ephemeral"
         self.expire(now=now)
         self.enforce_caps(now=now)
 
@@ -221,7 +225,7 @@ class NaiveTopic:
         """What was written is there, readable or not yet; what was resident only is not."""
         self.publish()
         self.live = [stored for stored in self.live if stored.logged]
-        self.keys = {key: kept for key, kept in self.keys.items() if kept.logged}
+        self.keys = {} if self.was_ephemeral else self.keys
 
 
 # --- the real shard ----------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ class Answers:
         self.messages: dict[int, bytes] = {}
 
     def send_always(self, message: bytes) -> None:
-        correlation = messages.correlation_of(message)
+        correlation = messages.unpack(message).correlation
         assert correlation not in self.messages, "a request was answered twice"
         self.messages[correlation] = message
 
@@ -328,6 +332,7 @@ class Shard:
     # --- life ---
 
     def open(self, disk: Disk | None = None, *, boot: bytes = BOOT) -> None:
+        self.is_open = False
         self.disk = disk or Disk()
         self.clock = self.wall.clock()
         self.answers = Answers()
@@ -380,9 +385,13 @@ class Shard:
             self.mover.adopt_snapshot(path)
         remove_leftovers(self.recovered, self.settings, shard=0, shards=1, disk=self.disk)
         self._files = files
+        self.is_open = True
 
     def crash(self) -> None:
         """Let go of everything and leave the files as they are."""
+        if not self.is_open:
+            return
+        self.is_open = False
         self.mover.close()
         self.syncer.close()
         for file in self.engine.wal.files:
