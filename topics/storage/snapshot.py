@@ -50,6 +50,7 @@ class TopicState(msgspec.Struct, array_like=True):
     expired_total: int
     segments: list[SegmentState]
     keys: list[KeyState]
+    holes: list[tuple[int, int]]  # seqs whose records a restart takes or took: they were in memory only
 
 
 class ShardState(msgspec.Struct, array_like=True):

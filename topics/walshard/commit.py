@@ -161,7 +161,7 @@ class Commit:
     # --- the write -----------------------------------------------------------------------------------
 
     def write(self) -> bool:
-        """Write what is staged; publish and answer what need not wait for a sync. False: it failed and was taken back."""
+        """Write what is staged; publish and answer what need not wait for a sync. False: it failed and is undone."""
         staged = self._staged
         if not staged and not self.wal.staged:
             return True

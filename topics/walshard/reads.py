@@ -46,19 +46,27 @@ class Reading(NamedTuple):
         return bool(self.pieces) or self.tombstone is not None
 
 
-def find_gap(topic: Topic, from_seq: int) -> Tombstone | None:
+def find_gap(topic: Topic, from_seq: int) -> tuple[Tombstone | None, int]:
+    """What a reader at this cursor has missed, and the cursor behind it."""
     if from_seq > topic.head_seq:
-        return Tombstone(1, topic.head_seq, "recreated")
+        return Tombstone(1, topic.head_seq, "recreated"), topic.earliest_seq - 1
     if from_seq + 1 < topic.evict_floor:
-        return Tombstone(from_seq + 1, topic.earliest_seq - 1, topic.tombstone_reason(from_seq))
-    return None
+        reason = topic.tombstone_reason(from_seq)
+        return Tombstone(from_seq + 1, topic.earliest_seq - 1, reason), topic.earliest_seq - 1
+    for first, last in topic.holes:
+        if first <= from_seq + 1 <= last:
+            return Tombstone(from_seq + 1, last, "cap"), last
+    return None, from_seq
+
+
+def _next_hole(topic: Topic, from_seq: int) -> int:
+    """Where the next hole behind a cursor begins. No reading goes across it: the next one starts with a tombstone."""
+    return min((first for first, _ in topic.holes if first > from_seq), default=topic.head_seq + 1)
 
 
 def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
-    from_seq = request.from_seq
-    tombstone = find_gap(topic, from_seq)
-    if tombstone is not None:
-        from_seq = topic.earliest_seq - 1
+    tombstone, from_seq = find_gap(topic, request.from_seq)
+    stop = _next_hole(topic, from_seq) if topic.holes else topic.head_seq + 1
     nodes = frozenset(request.nodes) if request.nodes and topic.config.dedupe_node else None
     plain = request.include_meta and not request.include_tags
     pieces: list[bytes] = []
@@ -71,6 +79,9 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
             continue
         room = request.limit - scanned
         if room <= 0 or (budget <= 0 and scanned):
+            break
+        if row.first >= stop:
+            last = stop - 1
             break
         start = max(0, from_seq + 1 - row.first)
         if plain:
@@ -104,7 +115,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         if cut:
             break
     else:
-        last = topic.head_seq  # nothing live is left behind what was examined
+        last = stop - 1  # nothing live is left behind what was examined
     return Reading(pieces, last, scanned, tombstone)
 
 

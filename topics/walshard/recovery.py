@@ -51,7 +51,7 @@ from topics.walshard.disk import Disk
 from topics.walshard.idempotency import Remembered
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment, read_header
-from topics.walshard.topic import Topic, Totals
+from topics.walshard.topic import Topic, Totals, merge_ranges
 from topics.walshard.wal import WalFile
 
 _decode_topic_frame = msgspec.msgpack.Decoder(TopicFrame).decode
@@ -397,7 +397,9 @@ class Recovery:
             if topic is not None:
                 topic.ceiling = max(topic.ceiling, frame.first_seq)
                 head = _decode_head_frame(frame.body).head_seq
-                if head > topic.head_seq:  # seqs of an ephemeral time, whose records are gone
+                known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+                if head > known:
+                    self._lost(topic, known + 1, head)
                     topic.head_seq = head
                     topic.next_seq = head + 1
         elif not fresh:
@@ -422,6 +424,9 @@ class Recovery:
             length=frame.length,
             live=frame.count,
         )
+        expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
+        if row.first > expected:
+            self._lost(topic, expected, row.first - 1)
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
         if row.skip:
             row.body = frame.body
@@ -434,6 +439,11 @@ class Recovery:
             topic.publish(row)
         topic.last_ts = max(topic.last_ts, frame.ts)
         topic.last_write_ts = topic.last_ts
+
+    @staticmethod
+    def _lost(topic: Topic, first: int, last: int) -> None:
+        """Seqs of an ephemeral time: they were given out, and their records went with the process."""
+        topic.holes = merge_ranges([*topic.holes, (first, last)])
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
         delete = _decode_delete_frame(frame.body)
@@ -478,12 +488,15 @@ class Recovery:
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
             if lost:
                 head = max(head, topic.ceiling)
+            if head > topic.head_seq and durability == "ephemeral":
+                self._lost(topic, topic.head_seq + 1, head)
             topic.head_seq = head
             topic.next_seq = head + 1
             topic.sure_ceiling = topic.ceiling
-            if durability == "ephemeral" and topic.rows.front() is None and head >= topic.evict_floor:
-                topic.evict_floor = head + 1
-                topic.cap_seq = head
+            # What is lost below the first live record is an eviction like any other.
+            while topic.holes and topic.holes[0][0] <= topic.earliest_seq:
+                topic.cap_seq = max(topic.cap_seq, topic.holes.pop(0)[1])
+                topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
             topic.touched()
 
     def _sync_recovered(self) -> None:

@@ -51,6 +51,7 @@ class Topic:
         self.expired_total = 0
         self.segments: list[Segment] = []
         self.keys = IdempotencyKeys()
+        self.holes: list[tuple[int, int]] = []  # lost with an earlier process, between live records; ascending
         # runtime
         self.totals = totals
         self.next_seq = 1
@@ -248,6 +249,7 @@ class Topic:
             expired_total=self.expired_total,
             segments=[segment.state() for segment in self.segments],
             # Keys live as long as their records do; those of the ephemeral class end with the process.
+            holes=merge_ranges(self.holes + [(row.first, row.last) for row in self.rows if row.source is None]),
             keys=[] if self.ephemeral else [KeyState(key, *remembered) for key, remembered in self.keys],
         )
 
@@ -270,8 +272,20 @@ class Topic:
         self.deleted_total = state.deleted_total
         self.evicted_total = state.evicted_total
         self.expired_total = state.expired_total
+        self.holes = state.holes
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
+
+
+def merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted, and neighbours joined."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def record_sizes(row: Row) -> list[int]:
