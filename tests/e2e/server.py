@@ -97,8 +97,10 @@ class Server:
             return ""
 
     def wait_ready(self) -> None:
+        """Whoever answers says so, and so do all processes."""
         with self.client() as client:
-            eventually(lambda: client.get("/v0/ready").status == 200, what=f"readiness\n{self.output()}")
+            eventually(lambda: client.get("/v0/ready").status == 200, what="readiness")
+        eventually(lambda: all(line.state == "ready" for line in self.ps().processes), what="ready processes")
 
     def client(self, lane: Lane = "http1", **options: object) -> Client:
         return Client(self.url, lane, **options)
@@ -126,9 +128,6 @@ class Server:
 
     def pids(self) -> dict[str, int]:
         return {line.name: line.pid for line in self.ps().processes if line.pid is not None}
-
-    def state_of(self, name: str) -> str:
-        return {line.name: line.state for line in self.ps().processes}[name]
 
     def sockets_of(self, name: str) -> int:
         """How many sockets a child holds open."""

@@ -1,0 +1,384 @@
+"""Processes that die, hang or stop: who notices, what is answered meanwhile, and that nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from topics.storage.config import owner_of_name
+
+from .client import Answer, Client, Lane, unique
+from .server import Server, eventually, gone
+from .test_topics import DEFAULTS
+from .wire import Wire, append_request, request
+
+pytestmark = pytest.mark.e2e
+
+Start = Callable[..., Server]
+SHARDS = 2
+
+
+def topic_on(shard: int, prefix: str = "on") -> str:
+    """A new topic that this shard owns."""
+    return next(name for name in iter(lambda: unique(prefix), "") if owner_of_name(name, SHARDS) == shard)
+
+
+@pytest.fixture(scope="module")
+def hardy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose processes are killed, in between tests it is whole again."""
+    folder = tmp_path_factory.mktemp("hardy")
+    server = Server(folder / "data", log=folder / "server.log", TOPICS_WAL_SHARDS=SHARDS, TOPICS_HEARTBEAT_MS=300)
+    server.wait_ready()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(hardy: Server) -> Iterator[Client]:
+    hardy.wait_ready()
+    with hardy.client() as client:
+        yield client
+
+
+@contextmanager
+def paused(server: Server, name: str) -> Iterator[int]:
+    """A process that stands still; it goes on afterwards, if it has not been replaced."""
+    pid = server.signal_child(name, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+
+# --- a shard -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lane", "shard"), [("http1", 0), ("http2", 1)])
+def test_a_killed_shard_is_unavailable_and_comes_back_with_everything(hardy: Server, lane: Lane, shard: int) -> None:
+    lost, kept = topic_on(shard), topic_on(1 - shard)
+    hardy.wait_ready()
+    with hardy.client(lane) as client:
+        client.append(lost, "before", config={"durable": True})
+        client.append(kept, "before")
+        killed = hardy.signal_child(f"shard-{shard}")
+        seen: list[Answer] = []
+        readiness: list[Answer] = []
+
+        def back() -> bool:
+            seen.append(client.append(lost, "during", idempotency_key="k"))
+            assert client.append(kept, "during").status == 200  # the other one never notices
+            if seen[-1].status != 200:
+                readiness.append(client.get("/v0/ready"))
+            return seen[-1].status == 200
+
+        eventually(back, every_s=0.001)
+        assert hardy.pid_of(f"shard-{shard}") != killed
+        assert {answer.error for answer in seen[:-1]} == {"shard_unavailable"}
+        assert all(f"shard-{shard}" in answer["error"]["message"] for answer in seen[:-1])
+        missing = [answer for answer in readiness if answer.status == 503]
+        assert missing
+        for answer in missing:
+            assert answer.error == "not_ready"
+            assert f"shard-{shard}" in answer["error"]["message"]
+            assert 0 <= answer.detail["replay_progress"] <= 1
+        assert client.diff(lost).data == ["before", "during"]
+        eventually(lambda: client.get("/v0/ready").status == 200)
+
+
+def test_every_question_to_a_shard_that_is_down_is_answered_503(hardy: Server) -> None:
+    """While it stands still and is then killed for it; none waits longer than that takes."""
+    topic, other = topic_on(0), topic_on(1)
+    with hardy.client() as client:
+        client.put(topic)
+        client.put(other)
+    answers: dict[str, Answer] = {}
+
+    def ask(what: str, question: Callable[[Client], Answer]) -> threading.Thread:
+        def run() -> None:
+            with hardy.client() as own:
+                answers[what] = question(own)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with paused(hardy, "shard-0"):
+        started = time.monotonic()
+        threads = [
+            ask("put", lambda own: own.put(topic, ttl_ms=5_000_000)),
+            ask("get", lambda own: own.state(topic)),
+            ask("append", lambda own: own.append(topic, 1)),
+            ask("create", lambda own: own.append(topic_on(0), 1)),
+            ask("diff", lambda own: own.diff(topic)),
+            ask("poll", lambda own: own.diff(topic, wait_ms=30_000)),
+            ask("delete", lambda own: own.delete(topic, before_seq=1)),
+            ask("drop", lambda own: own.drop(topic)),
+            ask("list", lambda own: own.list()),
+        ]
+        with hardy.client() as client:
+            assert client.append(other, 1)["seqs"] == [1]
+            assert client.diff(other).seqs == [1]
+            assert client.get("/v0/health").status == 200
+        for thread in threads:
+            thread.join(20)
+    assert time.monotonic() - started < 10
+    assert {what: answer.refusal for what, answer in answers.items()} == dict.fromkeys(
+        ("put", "get", "append", "create", "diff", "poll", "delete", "drop", "list"), (503, "shard_unavailable")
+    )
+    hardy.wait_ready()
+
+
+def test_a_retry_with_its_key_after_an_unknown_outcome_appends_once(hardy: Server, client: Client) -> None:
+    topic = topic_on(1)
+    client.put(topic)
+    answers: list[Answer] = []
+
+    def write() -> None:
+        with client.twin() as own:
+            answers.append(own.append(topic, "once", idempotency_key="k"))
+
+    with paused(hardy, "shard-1"):
+        writer = threading.Thread(target=write)
+        writer.start()
+        writer.join(20)
+    assert answers[0].refusal == (503, "shard_unavailable")
+    assert answers[0].detail["outcome"] == "unknown"
+    eventually(lambda: client.append(topic, "once", idempotency_key="k").status == 200)
+    assert client.append(topic, "once", idempotency_key="k")["deduped"] is True
+    assert client.diff(topic).data == ["once"]
+
+
+def test_a_pause_shorter_than_the_patience_costs_nothing_but_time(hardy: Server, client: Client) -> None:
+    topic = topic_on(0)
+    client.put(topic)
+    with paused(hardy, "shard-0") as pid:
+        wire = Wire(hardy.port)
+        wire.send(append_request(topic))
+        wire.assert_silent(for_s=0.3)
+    assert wire.answer()["seqs"] == [1]
+    wire.close()
+    assert hardy.pid_of("shard-0") == pid
+
+
+def test_a_call_has_a_deadline_of_its_own(start_server: Start) -> None:
+    server = start_server(TOPICS_CALL_TIMEOUT_MS=500, TOPICS_WAL_SHARDS=1)
+    with server.client() as client, paused(server, "shard-0") as pid:
+        started = time.monotonic()
+        assert client.append("late", 1).refusal == (503, "shard_unavailable")
+        assert 0.4 < time.monotonic() - started < 4
+        assert not gone(pid)
+
+
+# --- a gateway ---------------------------------------------------------------------------------------
+
+
+def test_connections_made_while_the_gateway_is_dead_are_served_by_the_next(hardy: Server) -> None:
+    topic = topic_on(0)
+    killed = hardy.signal_child("gateway-0")
+    eventually(lambda: gone(killed))
+    wires = [Wire(hardy.port) for _ in range(20)]
+    for wire in wires:
+        wire.send(append_request(topic))
+    assert sorted(wire.answer()["first_seq"] for wire in wires) == list(range(1, 21))
+    for wire in wires:
+        wire.close()
+    assert hardy.pid_of("gateway-0") != killed
+    hardy.wait_ready()
+
+
+def test_what_was_acknowledged_before_the_gateway_died_is_there(hardy: Server, client: Client) -> None:
+    topic = topic_on(1)
+    client.append(topic, 1, 2)
+    hardy.signal_child("gateway-0")
+    hardy.wait_ready()
+    with hardy.client() as again:
+        assert again.diff(topic).data == [1, 2]
+
+
+def test_with_two_gateways_one_serves_while_the_other_comes_back(start_server: Start) -> None:
+    server = start_server(TOPICS_GATEWAYS=2, TOPICS_WAL_SHARDS=1)
+    with server.client() as client:
+        client.append("t", 1)
+    for name in ("gateway-0", "gateway-1"):
+        killed = server.signal_child(name)
+        for _ in range(10):
+            with Wire(server.port) as wire:
+                assert wire.ask(append_request("t")).status == 200
+        eventually(lambda name=name, killed=killed: server.pid_of(name) != killed)  # type: ignore[misc]
+        server.wait_ready()
+
+
+# --- quotas ------------------------------------------------------------------------------------------
+
+
+def test_quotas_hold_over_all_shards(start_server: Start) -> None:
+    server = start_server(TOPICS_MAX_TOPICS=3, TOPICS_MAX_TOTAL_BYTES=10_000, TOPICS_WAL_SHARDS=SHARDS)
+    topics = [topic_on(0), topic_on(1), topic_on(0)]
+    with server.client() as client:
+        for topic in topics:
+            client.put(topic)
+        for refused in (client.put(topic_on(1)), client.append(topic_on(0), 1)):
+            assert refused.refusal == (429, "throttled")
+            assert (refused.detail["limit"], refused.detail["max"]) == ("max_topics", 3)
+        assert client.put(topics[0], ttl_ms=1_000_000).status == 200
+        assert client.append(topics[0], "x" * 4_000).status == 200
+        assert client.append(topics[1], "x" * 4_000).status == 200
+        refused = client.append(topics[2], "x" * 4_000)
+        assert refused.refusal == (429, "throttled")
+        assert (refused.detail["limit"], refused.detail["max"]) == ("max_total_bytes", 10_000)
+        assert client.state(topics[2])["head_seq"] == 0
+        client.delete(topics[1], before_seq=2)
+        eventually(lambda: client.append(topics[2], "x" * 4_000).status == 200, within_s=5)
+        client.drop(topics[1])
+        eventually(lambda: client.put(topic_on(1)).status == 201, within_s=5)
+
+
+# --- stopping and starting again ---------------------------------------------------------------------
+
+
+class Writer(threading.Thread):
+    """Appends until the server no longer takes it, and remembers what was acknowledged."""
+
+    def __init__(self, server: Server, topic: str, durability: str) -> None:
+        super().__init__()
+        self._server = server
+        self.topic = topic
+        self._durability = durability
+        self.acknowledged: dict[int, str] = {}
+        self.refused: list[Answer] = []
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        with self._server.client() as client:
+            while True:
+                number += 1
+                data = [f"{self.topic}/{number}/{at}" for at in range(3)]
+                try:
+                    answer = client.append(self.topic, *data, config={"durability": self._durability})
+                except httpx.TransportError:
+                    return
+                if answer.status == 503:
+                    self.refused.append(answer)
+                    return
+                self.acknowledged |= dict(zip(answer["seqs"], data, strict=True))
+
+
+def test_a_stop_under_load_loses_nothing_acknowledged(start_server: Start) -> None:
+    server = start_server()
+    writers = [
+        Writer(server, f"{durability}-{at}", durability)
+        for at in range(2)
+        for durability in ("memory", "disk", "fsync", "ephemeral")
+    ]
+    eventually(lambda: all(len(writer.acknowledged) > 30 for writer in writers))
+    assert server.stop() == 0
+    for writer in writers:
+        writer.join(10)
+    assert "Traceback" not in server.output()
+    assert {answer.error for writer in writers for answer in writer.refused} <= {"shutting_down", "shard_unavailable"}
+
+    again = start_server(data_dir=server.data_dir)
+    with again.client() as client:
+        for writer in writers:
+            stored: dict[int, str] = {}
+            cursor, caught_up = 0, False
+            while not caught_up:
+                page = client.diff(writer.topic, cursor, limit=1_000)
+                stored |= dict(zip(page.seqs, page.data, strict=True))
+                cursor, caught_up = page["next_from_seq"], page["caught_up"]
+            if writer.topic.startswith("ephemeral"):
+                assert stored == {}
+                assert client.append(writer.topic, 1)["first_seq"] > max(writer.acknowledged)
+            else:
+                assert writer.acknowledged.items() <= stored.items()
+                assert len(stored) % 3 == 0  # batches are whole or absent
+
+
+def test_a_stop_does_not_wait_for_long_polls(start_server: Start) -> None:
+    server = start_server(TOPICS_WAL_SHARDS=1)
+    with server.client() as client:
+        client.put("t")
+        wire = Wire(server.port)
+        wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
+        eventually(lambda: client.state("t", touch=False)["last_read_ts"] is not None)
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 5
+    answer = wire.answer()
+    assert answer.status == 200 or answer.error == "shutting_down"
+    wire.close()
+
+
+STATE = ("type", "head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "last_write_ts", "last_read_ts")
+
+
+def test_everything_that_can_be_seen_survives_a_crash_a_stop_and_another_number_of_shards(start_server: Start) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    server = start_server(TOPICS_WAL_SHARDS=2)
+    config = {
+        **DEFAULTS,
+        "type": "queue",
+        "cap_bytes": 1_000_000,
+        "discard": "reject",
+        "durable": True,
+        "durability": "fsync",
+        "priority": -7,
+        "auto_priority": False,
+        "auto_create": False,
+        "idempotency_window_ms": 3_600_000,
+        "dedupe_node": False,
+        "lease_ms": 1_234,
+        "claim_jitter_ms": 55,
+        "max_deliveries": 9,
+        "dead_letter": "jobs.dlq",
+        "leases_durable": True,
+    }
+    with server.client() as client:
+        client.put("configured", **config)
+        client.append("configured", "x", idempotency_key="kept")
+        client.append_records(
+            "deleted", [{"data": n, "tag": f"t{n % 3}", "node": "n", "meta": {"n": n}} for n in range(9)]
+        )
+        client.delete("deleted", match="t1")
+        client.delete("deleted", before_seq=2)
+        client.append("capped", *range(10), config={"cap_records": 3})
+        client.append("recreated", 1, 2, 3)
+        client.drop("recreated")
+        client.append("recreated", "new")
+        client.append("dropped", 1)
+        client.drop("dropped")
+        client.put("emptied", ttl_ms=10_000_000)
+        names = ["capped", "configured", "deleted", "emptied", "recreated"]
+        states = {name: client.state(name, touch=False) for name in names}
+        reads = {name: client.diff(name, include_tags=True).without_performance() for name in names}
+        listed = client.list()["topics"]
+    assert [row["topic"] for row in listed] == names
+
+    server.kill()
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    for shards in (3, 1):
+        again = start_server(data_dir=server.data_dir, TOPICS_WAL_SHARDS=shards)
+        with again.client() as client:
+            for name in names:
+                state = client.state(name, touch=False)
+                for field in STATE:
+                    if field != "last_read_ts":  # kept by a snapshot, not by the log
+                        assert state[field] == states[name][field], (name, field)
+                assert client.diff(name, include_tags=True).without_performance() == reads[name]
+            assert client.state("configured")["config"] == config
+            assert client.append("configured", "x", idempotency_key="kept")["deduped"] is True
+            assert client.diff("recreated", 3)["tombstone"]["reason"] == "recreated"
+            assert client.state("dropped").status == 404
+            assert [row["topic"] for row in client.list()["topics"]] == names
+        assert again.stop() == 0
