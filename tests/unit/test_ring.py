@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import pytest
 from hypothesis import given
@@ -149,10 +150,47 @@ def test_a_drain_takes_at_most_its_bound_and_at_least_one_frame() -> None:
     pair = Pair()
     for number in range(10):
         pair.writer.send(message(number, 100))
-    pair.writer.flush()
+        pair.writer.flush()
     assert pair.reader.drain(1) == [message(0, 100)]
     assert len(pair.reader.drain(2 * layout.frame_span(100))) == 2
     assert len(pair.reader.drain(CAPACITY)) == 7
+
+
+def test_what_one_flush_gathered_is_one_frame_if_it_fits() -> None:
+    pair = Pair()
+    for number in range(8):
+        pair.writer.send(message(number, 10 * number))
+    assert pair.writer.flush() == 1
+    assert pair.reader.drain(1) == [message(number, 10 * number) for number in range(8)]
+    for number in range(8):
+        pair.writer.send(message(number, PAYLOAD // 4))
+    assert pair.writer.flush() == 8
+    assert len(pair.reader.drain(CAPACITY)) == 8
+
+
+def test_a_batch_behind_half_a_message_waits_for_its_end() -> None:
+    pair = Pair()
+    sent = [message(1, 2 * CAPACITY), message(2, 5), message(3, 6)]
+    for one in sent:
+        pair.writer.send_always(one)
+    got: list[bytes] = []
+    while len(got) < 3:
+        pair.writer.flush()
+        got += pair.reader.drain(CAPACITY)
+    assert got == sent
+
+
+def test_room_was_made_only_while_something_waits_for_it() -> None:
+    pair = Pair()
+    assert not pair.writer.room_was_made
+    for number in range(10):
+        pair.writer.send_always(message(number, 1000))
+    pair.writer.flush()
+    assert not pair.writer.room_was_made
+    pair.reader.drain(CAPACITY)
+    assert pair.writer.room_was_made
+    pair.writer.flush()
+    assert not pair.writer.room_was_made
 
 
 def test_a_large_message_arrives_whole_or_not_at_all() -> None:
@@ -274,7 +312,7 @@ def test_statistics() -> None:
     pair.writer.flush()
     sent = pair.writer.statistics()
     assert (sent.capacity, sent.outbox_bytes, sent.messages) == (CAPACITY, 0, 2)
-    assert sent.used == sent.high_water == layout.frame_span(100) + layout.frame_span(200)
+    assert sent.used == sent.high_water == layout.frame_span(12 + 300)  # one frame for both
     pair.reader.drain(CAPACITY)
     assert pair.reader.statistics().messages == 2
     assert pair.reader.statistics().used == pair.writer.statistics().used == 0
@@ -321,9 +359,9 @@ def test_padding_is_checked_like_any_frame(byte: int) -> None:
 
 def test_good_messages_before_a_bad_frame_do_not_come_out_either() -> None:
     pair = Pair()
-    pair.writer.send(b"good")
-    pair.writer.send(b"bad")
-    pair.writer.flush()
+    for message in (b"good", b"bad"):
+        pair.writer.send(message)
+        pair.writer.flush()
     pair.frames[layout.frame_span(4)] ^= 1
     with pytest.raises(RingPoisoned):
         pair.reader.drain(CAPACITY)
@@ -424,8 +462,18 @@ def put_frames(pair: Pair, *frames: tuple[int, bytes]) -> None:
         [(layout.FIRST, b"a"), (layout.LAST, b"b"), (layout.LAST, b"c")],
         [(layout.FIRST | layout.PAD, b"a")],
         [(layout.LAST | layout.PAD, b"a")],
-        [(8, b"a")],
+        [(16, b"a")],
         [(0x8000 | layout.WHOLE, b"a")],
+        [(layout.FIRST, b"a"), (layout.BATCH, struct.pack("<2I", 1, 1) + b"b")],
+        [(layout.BATCH | layout.FIRST, struct.pack("<2I", 1, 1) + b"b")],
+        [(layout.BATCH, b"")],
+        [(layout.BATCH, b"abc")],
+        [(layout.BATCH, struct.pack("<I", 1))],
+        [(layout.BATCH, struct.pack("<I", 2**32 - 1))],
+        [(layout.BATCH, struct.pack("<2I", 1, 2) + b"b")],
+        [(layout.BATCH, struct.pack("<2I", 1, 2**32 - 1) + b"b")],
+        [(layout.BATCH, struct.pack("<2I", 1, 1) + b"bb")],
+        [(layout.BATCH, struct.pack("<3I", 2, 1, 1) + b"b")],
     ],
     ids=str,
 )
