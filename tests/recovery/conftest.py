@@ -25,7 +25,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     def start(
         *, shards: int = 2, env: Mapping[str, str] | None = None, data_dir: Path | None = None, wait: bool = True
     ) -> Server:
-        server = Server(data_dir or tmp_path / "data", shards=shards, env=env)
+        server = Server(data_dir or tmp_path / "data", shards=shards, env=env, beside=tmp_path)
         servers.append(server)
         return server.wait_ready() if wait else server
 

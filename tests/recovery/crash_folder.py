@@ -90,10 +90,13 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def contents(data_dir: Path) -> dict[str, str]:
-    """Every file but the lock, and what is in it: to see that a refusal changed nothing."""
+def contents(data_dir: Path, *, without_zeros: bool = False) -> dict[str, str]:
+    """Every file but the lock, and what is in it: to see what changed. without_zeros: but for the unused end of WAL
+    files, which a start gives back."""
     return {
-        str(path.relative_to(data_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(data_dir)): hashlib.sha256(
+            path.read_bytes().rstrip(b"\0") if without_zeros else path.read_bytes()
+        ).hexdigest()
         for path in sorted(data_dir.rglob("*"))
         if path.is_file() and path.name != "LOCK"
     }

@@ -401,7 +401,9 @@ class TopicLedger:
             batch.fate, batch.life = Fate.SENT, self._oracle.life
             answer = client.call("POST", f"/v0/topics/{self.name}", batch.body())
             assert answer.ok, answer.raw
-            assert not answer.body["deduped"], f"{self.name}: batch {batch.number} was lost, its key {batch.key} was not"
+            assert not answer.body["deduped"], (
+                f"{self.name}: batch {batch.number} was lost, its key {batch.key} was not"
+            )
             self.settle(batch, answer)
             written += 1
         return deduped, written

@@ -43,6 +43,21 @@ def eventually(look: Callable[[], T], *, within_s: float = DEADLINE_S, what: str
         time.sleep(0.01)
 
 
+def eventually_nudged(look: Callable[[], T], nudge: Callable[[], object], *, what: str = "") -> T:
+    """Poll like eventually(); now and then give the server something to do, and then the quiet in which it moves
+    payloads and writes snapshots."""
+    nudged_at = 0.0
+
+    def look_or_nudge() -> T:
+        nonlocal nudged_at
+        if time.monotonic() > nudged_at + 1.5:
+            nudge()
+            nudged_at = time.monotonic()
+        return look()
+
+    return eventually(look_or_nudge, what=what)
+
+
 def gone(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -131,14 +146,17 @@ class Client:
 
 
 class Server:
-    """One life of a server on a folder."""
+    """One life of a server on a folder. Its port file and log lie beside the folder, or in `beside`."""
 
-    def __init__(self, data_dir: Path, *, shards: int = 2, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, *, shards: int = 2, env: Mapping[str, str] | None = None, beside: Path | None = None
+    ) -> None:
         self.data_dir = data_dir
         self.shards = shards
-        self._port_file = data_dir.parent / f"{data_dir.name}.port"
+        beside = beside or data_dir.parent
+        self._port_file = beside / f"{data_dir.name}.port"
         self._port_file.unlink(missing_ok=True)
-        self._log_path = data_dir.parent / f"{data_dir.name}.log"
+        self._log_path = beside / f"{data_dir.name}.log"
         self._log_from = self._log_path.stat().st_size if self._log_path.exists() else 0
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         settings = {

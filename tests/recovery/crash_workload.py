@@ -31,7 +31,9 @@ def create_topics(oracle: Oracle, client: Client, *, per_class: int = 2) -> list
 
 
 class Worker(threading.Thread):
-    def __init__(self, name: str, topics: Sequence[TopicLedger], port: int, rng: random.Random, group: Workload) -> None:
+    def __init__(
+        self, name: str, topics: Sequence[TopicLedger], port: int, rng: random.Random, group: Workload
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._topics = topics
         self._port = port
@@ -75,7 +77,9 @@ class Worker(threading.Thread):
         elif dice < 0.055 and self._group.deletes_by_seq is self:
             self._delete_before(client, topic)
         elif dice < 0.065 and self._group.configures is self:
-            topic.put(client, idempotency_window_ms=HOUR_MS, priority=rng.randint(-9, 9), max_deliveries=rng.randint(0, 9))
+            topic.put(
+                client, idempotency_window_ms=HOUR_MS, priority=rng.randint(-9, 9), max_deliveries=rng.randint(0, 9)
+            )
         elif dice < 0.075:
             self._create_and_drop(client)
         else:
@@ -120,7 +124,7 @@ class Worker(threading.Thread):
     def _create_and_drop(self, client: Client) -> None:
         """A topic of this worker alone."""
         oracle = self._group.oracle
-        ledger = oracle.topic(f"short.{oracle.last_number()}", self._rng.choice(CLASSES))
+        ledger = oracle.topic(f"short.{oracle.last_number()}", self._rng.choice(self._group.classes))
         if not ledger.put(client).ok:
             return
         ledger.append(client, [("", None, None)] * 3)
@@ -139,10 +143,12 @@ class Workload:
         seed: int,
         outlives: bool = False,
         pace_s: float = 0.0,
+        classes: Sequence[str] = CLASSES,
     ) -> None:
         self.oracle = oracle
         self.outlives = outlives
         self.pace_s = pace_s
+        self.classes = classes  # of the topics that workers make for themselves
         self.stopping = threading.Event()
         rng = random.Random(seed)
         tag = oracle.last_number()  # names differ from those of any workload before

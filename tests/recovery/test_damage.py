@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from crash_folder import (
     wal_files,
 )
 from crash_oracle import Oracle
-from crash_server import EXHAUSTIVE, SMALL, Server, eventually
+from crash_server import EXHAUSTIVE, SMALL, Server, eventually, eventually_nudged
 
 from topics.errors import CorruptData
 from topics.shm.counters import State
@@ -206,9 +205,10 @@ def test_one_damaged_shard_stays_down_and_the_others_serve(serve: Start, tmp_pat
     oracle.restarted()
     well.check(client)
     well.append_plain(client, 3)
-    assert contents(server.data_dir)[str(path.relative_to(server.data_dir))] == before[
-        str(path.relative_to(server.data_dir))
-    ]
+    assert (
+        contents(server.data_dir)[str(path.relative_to(server.data_dir))]
+        == before[str(path.relative_to(server.data_dir))]
+    )
     server.kill()
 
     flip(path, frame.offset + 70)
@@ -253,6 +253,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     oracle = Oracle()
     server = Server(folder, shards=1, env=env).wait_ready()
 
+    def burst() -> None:
+        for _ in range(25):
+            topic.append(client, [("x" * 4000, "tag", None)] * 13)
+
     def snapshot_names_all_kinds() -> bool:
         found = newest_snapshot(folder)
         kinds = {segment.sealed for state in found[1] for segment in state.segments} if found else set()
@@ -262,14 +266,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
         client = server.client()
         topic = oracle.create(client, "t", "fsync")
         oracle.create(client, "u", "disk")
-        # A burst fills more than a WAL file, the quiet after it is when payloads move and snapshots are written.
-        for burst in range(20):
-            for _ in range(25):
-                topic.append(client, [("x" * 4000, "tag", None)] * (11 + burst))
-            with contextlib.suppress(AssertionError):
-                eventually(snapshot_names_all_kinds, within_s=1.5)
-                break
-        assert snapshot_names_all_kinds(), "no snapshot that names sealed and open segments"
+        eventually_nudged(snapshot_names_all_kinds, burst, what="a snapshot that names sealed and open segments")
         for life in (1, 2):
             client = server.client()
             for _ in range(3):

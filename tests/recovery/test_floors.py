@@ -13,7 +13,7 @@ import pytest
 from crash_folder import blocks, frames, newest_snapshot, segments, wal_files
 from crash_lives import Stories, Story
 from crash_oracle import Oracle, read_all
-from crash_server import SMALL, Client, Server, eventually
+from crash_server import SMALL, Client, Server, eventually, eventually_nudged
 
 from topics.storage.format import DELETED, FrameType
 
@@ -242,11 +242,11 @@ def test_deletes_of_sealed_records_outlive_the_log(serve: Start) -> None:
     def frames_of_deletes() -> int:
         return sum(frame.type == FrameType.DELETE for path in wal_files(server.data_dir) for frame in frames(path))
 
-    def deletes_are_only_in_segments() -> bool:
-        topic.append_plain(client, 12, padding=PADDING)
-        return frames_of_deletes() == 0
+    def more() -> None:
+        for _ in range(25):
+            topic.append_plain(client, 12, padding=PADDING)
 
-    eventually(deletes_are_only_in_segments, what="the frames of the deletes trimmed")
+    eventually_nudged(lambda: frames_of_deletes() == 0, more, what="the frames of the deletes trimmed")
     assert deleted_on_disk(server) == wanted
     server.kill()
     oracle.restarted()
@@ -267,11 +267,11 @@ def test_a_segment_cleared_by_a_delete_is_dropped_and_does_not_come_back(serve: 
     assert topic.delete(client, before_seq=topic.highest_acked - 20).ok
     first = segments(server.data_dir)[0]
 
-    def dropped() -> bool:
-        topic.append_plain(client, 12, padding=PADDING)
-        return not first.exists()
+    def more() -> None:
+        for _ in range(25):
+            topic.append_plain(client, 12, padding=PADDING)
 
-    eventually(dropped, what="the first segment gone")
+    eventually_nudged(lambda: not first.exists(), more, what="the first segment gone")
     server.kill()
     oracle.restarted()
     server = serve(shards=1, env=SMALL)

@@ -73,7 +73,9 @@ class Script:
         else:
             # A tag is never used again after the step that deletes it.
             mine = tag if step % 12 < 11 else None
-            records = [(PADDING if index % 2 else "", mine if index % 3 else None, None) for index in range(1 + step % 17)]
+            records = [
+                (PADDING if index % 2 else "", mine if index % 3 else None, None) for index in range(1 + step % 17)
+            ]
             ledger.append(client, records, key)
         time.sleep(0.002)
 
@@ -93,7 +95,9 @@ SERVING: dict[str, list[int]] = {
     "snapshot": [1, 2],
 }
 CASES = [
-    f"{point}:{arrival}" for point, arrivals in SERVING.items() for arrival in (arrivals if EXHAUSTIVE else arrivals[:1])
+    f"{point}:{arrival}"
+    for point, arrivals in SERVING.items()
+    for arrival in (arrivals if EXHAUSTIVE else arrivals[:1])
 ]
 
 

@@ -93,7 +93,19 @@ def test_a_shard_that_never_held_anything_is_no_damage(serve: Start) -> None:
 
 
 POINTS = ["rotated:1", "flushed:1", "renamed:1", "snapshot:1"]
-MORE_POINTS = ["write:2", "rename:1", "sync:2", "written:1", "written:4", "synced:1", "flushed:2", "rename:2", "renamed:2", "sync:1", "sync:3"]
+MORE_POINTS = [
+    "write:2",
+    "rename:1",
+    "sync:2",
+    "written:1",
+    "written:4",
+    "synced:1",
+    "flushed:2",
+    "rename:2",
+    "renamed:2",
+    "sync:1",
+    "sync:3",
+]
 
 
 @pytest.mark.parametrize("point", POINTS + (MORE_POINTS if EXHAUSTIVE else []))
