@@ -169,6 +169,23 @@ def _raws(column: bytes) -> list[bytes | None]:
     return [None if raw == b"null" else raw for raw in map(bytes, _decode_raws(column))]
 
 
+def coalesce_plain(bodies: Sequence[bytes], counts: Sequence[int], times: Sequence[int]) -> bytes | None:
+    """coalesce() for batches of nothing but data, the usual case, without looking inside; None if one has more."""
+    if not all([body.startswith(PLAIN) for body in bodies]):
+        return None
+    runs: list[tuple[int, int]] = []
+    records, current = 0, times[0]
+    for count, ts in zip(counts, times, strict=True):
+        if ts != current:
+            runs.append((records, current))
+            records, current = 0, ts
+        records += count
+    runs.append((records, current))
+    start = len(PLAIN)
+    data = RECORD_SEPARATOR.join([body[start:] for body in bodies])
+    return _join(_encode(runs) if len(runs) > 1 else b"", b"", b"", b"", data)
+
+
 def coalesce(batches: Sequence[Columns]) -> bytes:
     """One body for several batches in seq order: the data columns are joined as they stand."""
     if len(batches) == 1 and not batches[0]._times:
@@ -193,4 +210,10 @@ def coalesce(batches: Sequence[Columns]) -> bytes:
     if any(batch.has_metas for batch in batches):
         values = chain.from_iterable(batch.metas() for batch in batches)
         metas = _encode([None if meta is None else msgspec.Raw(meta) for meta in values])
-    return _join(_encode(runs), tags, nodes, metas, RECORD_SEPARATOR.join(batch._data for batch in batches))
+    return _join(
+        _encode(runs) if len(runs) > 1 else b"",
+        tags,
+        nodes,
+        metas,
+        RECORD_SEPARATOR.join(batch._data for batch in batches),
+    )

@@ -26,7 +26,7 @@ import msgspec
 from topics import limits
 from topics.errors import DiskFull
 from topics.settings import Settings
-from topics.storage.columns import Columns, coalesce
+from topics.storage.columns import Columns, coalesce, coalesce_plain
 from topics.storage.format import frame_bytes
 from topics.storage.paths import index_path, numbered_name, segment_name, topic_dir
 from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
@@ -390,20 +390,25 @@ def _reads_from(topic: Topic, file: WalFile) -> bool:
 
 def _encode(topic: Topic, block: _Block, offset: int) -> tuple[bytes, BlockEntry, bytes | None]:
     rows = block.rows
-    batches = []
+    bodies = []
     for row in rows:
         body = row.body  # the loop may let go of it meanwhile
-        if body is None:
-            body = row.load()
-        batches.append(Columns(body, count=row.count, ts=row.first_ts))
-    count = sum(row.count for row in rows)
+        bodies.append(row.load() if body is None else body)
+    counts = [row.count for row in rows]
+    count = sum(counts)
     flags = None
     if any(row.flags is not None for row in rows):
         flags = b"".join(bytes(row.flags or bytes(row.count)) for row in rows)
-    body = coalesce(batches)
-    size = sum(batch.size for batch in batches)
+    times = [row.first_ts for row in rows]
+    merged = coalesce_plain(bodies, counts, times)
+    if merged is None:
+        merged = coalesce(
+            [Columns(body, count=count, ts=ts) for body, count, ts in zip(bodies, counts, times, strict=True)]
+        )
+    columns = Columns(merged, count=count, ts=times[0])
+    size = columns.size
     data = encode_block(
-        body,
+        merged,
         salt=block.segment.header.salt,
         topic_id=topic.id,
         first_seq=rows[0].first,
@@ -417,10 +422,10 @@ def _encode(topic: Topic, block: _Block, offset: int) -> tuple[bytes, BlockEntry
         first_seq=rows[0].first,
         count=count,
         offset=offset,
-        length=frame_bytes(key_len=0, body_len=len(body)),
+        length=frame_bytes(key_len=0, body_len=len(merged)),
         first_ts=rows[0].first_ts,
         last_ts=rows[-1].last_ts,
         bytes=size,
-        tagged=any(batch.has_tags for batch in batches),
+        tagged=columns.has_tags,
     )
     return data, entry, flags
