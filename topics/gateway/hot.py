@@ -35,7 +35,7 @@ from topics.settings import Settings
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _RECEIVE_BYTES = 256 * limits.KIB
 _BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that and we stop reading from it
-_LARGE_BODY = 64 * limits.KIB  # from here on a body is received in place
+_LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 _EMPTY = b""
 _DISCARD_MS = 2_000
@@ -69,7 +69,6 @@ class Connection:
         "discarding",
         "exchanges",
         "fd",
-        "filled",
         "head",
         "interest",
         "lane",
@@ -87,8 +86,7 @@ class Connection:
         self.buffer: bytes | bytearray = _EMPTY  # received, not yet understood
         self.head: Head | None = None  # of the request whose body is arriving
         self.chunks: ChunkDecoder | None = None
-        self.large: bytearray | None = None  # a large body, received in place ...
-        self.filled = 0  # ... so far
+        self.large: bytearray | None = None  # a large body, so far
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.out: bytes | memoryview = _EMPTY
         self.interest = _IN
@@ -224,17 +222,16 @@ class HotLane:
         assert large is not None
         assert head is not None
         try:
-            received = connection.sock.recv_into(memoryview(large)[connection.filled :])
+            received = connection.sock.recv_into(self._arrived, min(_RECEIVE_BYTES, head.body_length - len(large)))
         except BlockingIOError:
             return
         if received == 0:
             self._end_of_input(connection)
             return
         connection.progress_ns = time.monotonic_ns()
-        connection.filled += received
-        if connection.filled == len(large):
+        large += self._arrived[:received]
+        if len(large) == head.body_length:
             connection.large = connection.head = None
-            connection.filled = 0
             self._request(connection, head, large)
 
     def _end_of_input(self, connection: Connection) -> None:
@@ -325,10 +322,7 @@ class HotLane:
         if head.chunked:
             connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes)
         elif head.body_length > _LARGE_BODY:
-            connection.large = bytearray(head.body_length)
-            have = len(data) - at
-            connection.large[:have] = data[at:]
-            connection.filled = have
+            connection.large = bytearray(data[at:])  # grows as it arrives: a length is only a promise
         return True
 
     def _partial_head(self, connection: Connection, data: bytes | bytearray, at: int) -> bool:

@@ -20,8 +20,9 @@ from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
+from topics.walshard.leftovers import remove_leftovers, remove_stale
 from topics.walshard.mover import Mover
-from topics.walshard.recovery import Recovery, boot_id, remove_leftovers, remove_stale
+from topics.walshard.recovery import Recovery, boot_id
 from topics.walshard.segments import OpenFiles
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
@@ -75,8 +76,6 @@ class Shard:
         self._disk.make_dir(folder)
         if moving:
             self._remove_unfinished(context.layout)
-        else:
-            self._remove_stale(context.layout)
         recovery = Recovery(
             settings=settings,
             disk=self._disk,
@@ -127,6 +126,7 @@ class Shard:
         if moving:
             self._move_all()
         else:
+            self._remove_stale(context.layout)
             for path in recovered.snapshots:
                 self._mover.adopt_snapshot(path)
             removed = remove_leftovers(recovered, settings, shard=context.index, shards=context.shards, disk=self._disk)
