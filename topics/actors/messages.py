@@ -22,6 +22,7 @@ from topics.errors import ApiError
 from topics.storage.config import TopicConfig, TopicType
 
 ENVELOPE = struct.Struct("<BBHIQQ")
+_HEAD_LEN = struct.Struct("<4xI")
 _APPENDED = struct.Struct("<QIQ??II")
 _APPENDED_WHOLE = struct.Struct("<BBHIQQQIQ??II")
 _PLAIN = struct.Struct("<BBHIQQIQ")  # the third field is the length of the topic's name
@@ -196,9 +197,10 @@ class Envelope(NamedTuple):
     body: bytes
 
 
-def pack(op: Op, correlation: int, head: _Message, body: bytes = b"", *, deadline_ms: int = 0) -> bytes:
+def pack(op: Op, correlation: int, head: _Message, *body: bytes, deadline_ms: int = 0) -> bytes:
+    """A request or an answer; the parts of the body are joined as the message is built, so none is copied twice."""
     encoded = _encode(head)
-    return ENVELOPE.pack(op, 0, 0, len(encoded), correlation, deadline_ms) + encoded + body
+    return b"".join((ENVELOPE.pack(op, 0, 0, len(encoded), correlation, deadline_ms), encoded, *body))
 
 
 def pack_appended(
@@ -276,11 +278,12 @@ def decode_request(op: int, head: bytes) -> Any:
     return _request_decoders[op].decode(head)
 
 
-def decode_answer(message: bytes) -> tuple[Any, bytes]:
+def decode_answer(message: bytes) -> tuple[Any, memoryview | bytes]:
     """The answer's struct and body; an error answer is raised as the ApiError it carries."""
     if message[1]:
         raise decode_failure(message)
     if message[0] == Op.APPEND:
         return Appended._make(unpack_appended(message)), b""
-    envelope = unpack(message)
-    return _answer_decoders[envelope.op].decode(envelope.head), envelope.body
+    (head_len,) = _HEAD_LEN.unpack_from(message)
+    at = ENVELOPE.size + head_len
+    return _answer_decoders[message[0]].decode(message[ENVELOPE.size : at]), memoryview(message)[at:]

@@ -32,18 +32,21 @@ class Answers:
             }
 
     def encode(self, response: Response, *, keep_alive: bool, gzipped: bool, bodiless: bool) -> bytes:
-        body = response.body
-        if keep_alive and not response.headers and not bodiless and (not gzipped or len(body) < limits.GZIP_MIN_BYTES):
-            return b"%bContent-Length: %d\r\n\r\n%b" % (self.starts[response.status], len(body), body)
-        lines = [self.starts[response.status]]
-        if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-            body = gzip(body)
+        body, tail = response.body, response.tail
+        size = len(body) + len(tail)
+        start = self.starts[response.status]
+        if keep_alive and not response.headers and not bodiless and (not gzipped or size < limits.GZIP_MIN_BYTES):
+            return b"".join((start, b"Content-Length: %d\r\n\r\n" % size, body, tail))
+        lines = [start]
+        if gzipped and size >= limits.GZIP_MIN_BYTES:
+            body, tail = gzip(b"".join((body, tail))), b""
+            size = len(body)
             lines.append(b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n")
         for name, value in response.headers:
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         if not keep_alive:
             lines.append(b"Connection: close\r\n")
-        lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
+        lines.append(b"Content-Length: %d\r\n\r\n" % size)
         if not bodiless:
-            lines.append(body)
+            lines.extend((bytes(body), tail))
         return b"".join(lines)

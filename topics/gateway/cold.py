@@ -209,7 +209,7 @@ def _header(name: str) -> bytes:
 
 
 def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
-    body = response.body
+    body = b"".join((response.body, response.tail))
     headers = dict(response.headers)
     if current.method == "HEAD":
         headers["Content-Length"] = str(len(body))

@@ -30,9 +30,10 @@ class Request(msgspec.Struct, gc=False):
 
 class Response(msgspec.Struct):
     status: int
-    body: bytes
+    body: bytes | memoryview
     headers: tuple[tuple[str, str], ...] = ()
     close: bool = False
+    tail: bytes = b""  # the end of the body, kept apart so that a large one need not be copied to add it
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
@@ -44,7 +45,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
     body: bytes = b""
     timeout_ms: int = 0  # beyond the usual one: a long poll's wait
 
-    def render(self, answer: Any, body: bytes) -> Any:
+    def render(self, answer: Any, body: bytes | memoryview) -> Any:
         return answer
 
 

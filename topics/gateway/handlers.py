@@ -73,7 +73,7 @@ class Handlers:
     def delete_records(self, request: Request) -> Outcome:
         head = bodies.decode_delete(request.body, request.name)
 
-        def render(answer: messages.RecordsDeleted, _: bytes) -> Response:
+        def render(answer: messages.RecordsDeleted, _: bytes | memoryview) -> Response:
             content = {
                 "topic": request.name,
                 "deleted": answer.deleted,
@@ -91,7 +91,7 @@ class Handlers:
     def put_topic(self, request: Request) -> Outcome:
         config, kind = bodies.decode_config(request.body, request.name)
 
-        def render(answer: messages.TopicPut, _: bytes) -> Response:
+        def render(answer: messages.TopicPut, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "created": answer.created, "config": answer.config}
             return Response(201 if answer.created else 200, _with_performance(content, request.started_ns))
 
@@ -99,7 +99,7 @@ class Handlers:
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
 
     def get_topic(self, request: Request) -> Outcome:
-        def render(answer: messages.TopicReport, _: bytes) -> Response:
+        def render(answer: messages.TopicReport, _: bytes | memoryview) -> Response:
             content = {
                 "topic": request.name,
                 "type": answer.config.type,
@@ -119,7 +119,7 @@ class Handlers:
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
 
     def drop_topic(self, request: Request) -> Outcome:
-        def render(answer: messages.TopicDropped, _: bytes) -> Response:
+        def render(answer: messages.TopicDropped, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "deleted": answer.deleted, "routers_removed": []}
             return Response(200, _with_performance(content, request.started_ns))
 
@@ -184,9 +184,9 @@ def shutting_down() -> ApiError:
 
 
 class _RenderedCall(Call, kw_only=True, gc=False, eq=False):
-    rendered: Callable[[Any, bytes], Response]
+    rendered: Callable[[Any, bytes | memoryview], Response]
 
-    def render(self, answer: Any, body: bytes) -> Response:
+    def render(self, answer: Any, body: bytes | memoryview) -> Response:
         return self.rendered(answer, body)
 
 
@@ -222,7 +222,7 @@ class _AppendCall(Call, kw_only=True, gc=False, eq=False):
     return_seqs: bool
     started_ns: int
 
-    def render(self, answer: messages.Appended, body: bytes) -> Response:
+    def render(self, answer: messages.Appended, body: bytes | memoryview) -> Response:
         content = append_json(self.head.topic, answer, self.return_seqs, self.started_ns)
         return Response(201 if answer.created else 200, content)
 
@@ -230,10 +230,10 @@ class _AppendCall(Call, kw_only=True, gc=False, eq=False):
 class _DiffCall(Call, kw_only=True, gc=False, eq=False):
     started_ns: int
 
-    def render(self, answer: messages.Diffed, body: bytes) -> Response:
+    def render(self, answer: messages.Diffed, body: bytes | memoryview) -> Response:
         spent = elapsed_ms(self.started_ns)
         tail = b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}' % (spent, answer.scanned)
-        return Response(200, body + tail)
+        return Response(200, body, tail=tail)
 
 
 # --- query parameters --------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ class BatchCache:
             self.keep_body(row)  # may let go of it at once, if it is larger than all we keep
         return body
 
-    def pieces(self, row: Row) -> list[bytes]:
-        pieces = row.pieces
-        if pieces is None:
-            pieces = row.pieces = render.default_pieces(row)
-            self._keep(row, sum(map(len, pieces)) + 64 * row.count, True)
-        return pieces
+    def rendered(self, row: Row) -> render.Rendered:
+        rendered: render.Rendered | None = row.rendered
+        if rendered is None:
+            rendered = row.rendered = render.default(row)
+            self._keep(row, rendered.weight, True)
+        return rendered
 
     def _keep(self, row: Row, size: int, rendered: bool) -> None:
         self._kept.append((row, size, rendered))
@@ -40,6 +40,6 @@ class BatchCache:
             old, freed, was_rendered = self._kept.popleft()
             self._bytes -= freed
             if was_rendered:
-                old.pieces = None
+                old.rendered = None
             elif old.source is not None:
                 old.body = None

@@ -58,7 +58,6 @@ class Shard:
         self._busy_ns = 0
         self._maintain_ns = 0  # when maintenance is next due ...
         self._settled = False  # ... unless nothing came since it last found nothing to do
-        self._shown_topics = -1
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -236,12 +235,14 @@ class Shard:
         if commit.sync_due_ns is not None and now_ns >= commit.sync_due_ns and not self._syncer.busy:
             commit.sync_now()
         engine.polls.end_due(engine.refresh)
-        for link in self._links.values():
-            link.flush()
         if handled:
             self._settled = False
-            if len(engine.topics) != self._shown_topics:
-                self._publish_counters()
+            # Before the answers go out: other shards read these for the limits of the whole instance.
+            words = self._context.row.words
+            words[Word.TOPICS] = len(engine.topics)
+            words[Word.BYTES_LIVE] = engine.totals.bytes
+        for link in self._links.values():
+            link.flush()
         return handled > 0
 
     def _finish(self) -> None:
@@ -293,7 +294,7 @@ class Shard:
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
         words = self._context.row.words
-        words[Word.TOPICS] = self._shown_topics = len(engine.topics)
+        words[Word.TOPICS] = len(engine.topics)
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests

@@ -35,7 +35,7 @@ class Tombstone(NamedTuple):
 
 
 class Reading(NamedTuple):
-    pieces: list[bytes]
+    parts: list[bytes]  # JSON of one or more records each
     next_from_seq: int
     scanned: int
     tombstone: Tombstone | None
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     @property
     def found(self) -> bool:
         """Whether there is anything to tell: a long poll waits until there is."""
-        return bool(self.pieces) or self.tombstone is not None
+        return bool(self.parts) or self.tombstone is not None
 
 
 def find_gap(topic: Topic, from_seq: int) -> tuple[Tombstone | None, int]:
@@ -69,7 +69,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
     stop = _next_hole(topic, from_seq) if topic.holes else topic.head_seq + 1
     nodes = frozenset(request.nodes) if request.nodes and topic.config.dedupe_node else None
     plain = request.include_meta and not request.include_tags
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     scanned = 0
     budget = request.max_bytes
     last = from_seq
@@ -83,16 +83,20 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         if row.first >= stop:
             last = stop - 1
             break
-        start = max(0, from_seq + 1 - row.first)
         if plain:
-            rendered = cache.pieces(row)
+            rendered = cache.rendered(row)
         else:
-            rendered = render.render(
-                row, cache.body(row), include_tags=request.include_tags, include_meta=request.include_meta
+            rendered = render.Rendered(
+                render.render(
+                    row, cache.body(row), include_tags=request.include_tags, include_meta=request.include_meta
+                )
             )
+        start = max(0, from_seq + 1 - row.first)
         cut = False  # the window ends inside this row
-        if row.whole and start == 0 and row.count <= room and row.size <= budget:
-            taken: range | list[int] = range(row.count)
+        if row.whole and row.size <= budget:
+            stop_index = min(row.count, start + room)
+            taken: range | list[int] = range(start, stop_index)
+            cut = stop_index < row.count
             budget -= row.size
         else:
             taken = []
@@ -101,22 +105,23 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
                     cut = True
                     break
                 taken.append(index)
-                budget -= len(rendered[index])
+                budget -= rendered.size(index)
             if not taken:
                 continue
         scanned += len(taken)
         last = row.first + taken[-1]
         if nodes is not None:
             taken = _foreign(row, taken, nodes, cache)
-        if len(taken) == row.count:
-            pieces.extend(rendered)
+        if isinstance(taken, range):
+            whole = len(taken) == row.count
+            parts.append(rendered.text if whole else rendered.slice(taken.start, taken.stop))
         else:
-            pieces.extend([rendered[index] for index in taken])
+            parts.extend([rendered.slice(index, index + 1) for index in taken])
         if cut:
             break
     else:
         last = stop - 1  # nothing live is left behind what was examined
-    return Reading(pieces, last, scanned, tombstone)
+    return Reading(parts, last, scanned, tombstone)
 
 
 def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache: BatchCache) -> range | list[int]:
@@ -129,28 +134,18 @@ def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache:
 
 
 def diffed(topic: Topic, reading: Reading, correlation: int, *, waited_ms: int) -> bytes:
-    """The answer to a diff, ready for the ring."""
-    return messages.pack(Op.DIFF, correlation, messages.Diffed(reading.scanned, waited_ms), diff_json(topic, reading))
-
-
-def diff_json(topic: Topic, reading: Reading) -> bytes:
-    """A diff's answer up to its performance block, which the gateway adds."""
+    """The answer to a diff, ready for the ring: its JSON up to the performance block, which the gateway adds."""
     head, earliest, following = topic.head_seq, topic.earliest_seq, reading.next_from_seq
-    tombstone = (
-        reading.tombstone.json(earliest_seq=earliest, head_seq=head) if reading.tombstone is not None else b"null"
-    )
-    return b"".join(
-        (
-            b'{"topic":"%b","records":[' % topic.name.encode(),
-            b",".join(reading.pieces),
-            b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
-            % (
-                following,
-                head,
-                earliest,
-                b"true" if following == head else b"false",
-                tombstone,
-                head - following,
-            ),
-        )
+    tombstone = b"null"
+    if reading.tombstone is not None:
+        tombstone = reading.tombstone.json(earliest_seq=earliest, head_seq=head)
+    caught_up = b"true" if following == head else b"false"
+    return messages.pack(
+        Op.DIFF,
+        correlation,
+        messages.Diffed(reading.scanned, waited_ms),
+        b'{"topic":"%b","records":[' % topic.name.encode(),
+        b",".join(reading.parts),
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
+        % (following, head, earliest, caught_up, tombstone, head - following),
     )

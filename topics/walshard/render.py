@@ -5,15 +5,40 @@ Text is handled as latin-1: every byte is one character, so slicing and formatti
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from itertools import accumulate
 
 from topics.storage.columns import Columns
 from topics.walshard.rows import Row
 
 
-def default_pieces(row: Row) -> list[bytes]:
+class Rendered:
+    """A row as JSON: its records joined by commas, and where each of them ends."""
+
+    __slots__ = ("_ends", "text")
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.text = b",".join(pieces)
+        self._ends = array("I", accumulate(map(len, pieces)))  # without the commas
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory it takes."""
+        return len(self.text) + 4 * len(self._ends)
+
+    def size(self, index: int) -> int:
+        return self._ends[index] - (self._ends[index - 1] if index else 0)
+
+    def slice(self, start: int, stop: int) -> bytes:
+        """Records start to stop - 1, still joined."""
+        begin = self._ends[start - 1] + start if start else 0
+        return self.text[begin : self._ends[stop - 1] + stop - 1]
+
+
+def default(row: Row) -> Rendered:
     """Each record with data, meta and node, without its tag: what a plain diff wants."""
-    return render(row, row.load(), include_tags=False, include_meta=True)
+    return Rendered(render(row, row.load(), include_tags=False, include_meta=True))
 
 
 def render(row: Row, body: bytes, *, include_tags: bool, include_meta: bool, include_data: bool = True) -> list[bytes]:

@@ -36,7 +36,7 @@ class Row(msgspec.Struct, eq=False):
     body: bytes | None = None
     skip: int = 0
     flags: bytearray | None = None
-    pieces: list[bytes] | None = None  # rendered records, a cache
+    rendered: Any = None  # a render.Rendered, kept by the cache
 
     @property
     def last(self) -> int:

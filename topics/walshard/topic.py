@@ -143,7 +143,7 @@ class Topic:
                 self.tail_bytes -= row.length
             source.release(row)
         row.body = None
-        row.pieces = None
+        row.rendered = None
 
     def drop(self) -> None:
         """The topic is gone: nothing of it counts any more, and its rows let go of their files."""
@@ -207,7 +207,7 @@ class Topic:
     def _delete_in(self, row: Row, indexes: list[int]) -> int:
         for index in indexes:
             row.mark_deleted(index)
-        row.pieces = None
+        row.rendered = None
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
         self.remove(row, indexes, sizes=None)
