@@ -43,6 +43,13 @@ def clean_environment(**environ: object) -> dict[str, str]:
     return kept | {name: str(value) for name, value in environ.items()}
 
 
+def run_topics(*args: str, cwd: Path | None = None, **environ: object) -> subprocess.CompletedProcess[str]:
+    """A `topics` command to its end."""
+    return subprocess.run(
+        [TOPICS, *args], capture_output=True, text=True, cwd=cwd, env=clean_environment(**environ), timeout=60
+    )
+
+
 def gone(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

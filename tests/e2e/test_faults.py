@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from topics.storage.config import owner_of_name
 
 from .client import Answer, Client, Lane, unique
+from .conftest import SMALL
 from .server import Server, eventually, gone
-from .test_topics import DEFAULTS
-from .wire import Wire, append_request, request
+from .wire import Wire, append_request
 
 pytestmark = pytest.mark.e2e
 
@@ -170,13 +169,18 @@ def test_a_pause_shorter_than_the_patience_costs_nothing_but_time(hardy: Server,
     assert hardy.pid_of("shard-0") == pid
 
 
-def test_a_call_has_a_deadline_of_its_own(start_server: Start) -> None:
-    server = start_server(TOPICS_CALL_TIMEOUT_MS=500, TOPICS_WAL_SHARDS=1)
-    with server.client() as client, paused(server, "shard-0") as pid:
-        started = time.monotonic()
-        assert client.append("late", 1).refusal == (503, "shard_unavailable")
-        assert 0.4 < time.monotonic() - started < 4
-        assert not gone(pid)
+def test_a_call_has_a_deadline_of_its_own(small_server: Server) -> None:
+    """Before the shard is given up for hung; it goes on as if nothing had been."""
+    topic = topic_on(0)
+    timeout_s = SMALL["TOPICS_CALL_TIMEOUT_MS"] / 1_000
+    with small_server.client() as client:
+        with paused(small_server, "shard-0") as pid:
+            started = time.monotonic()
+            assert client.append(topic, 1, idempotency_key="k").refusal == (503, "shard_unavailable")
+            assert timeout_s - 0.1 < time.monotonic() - started < timeout_s + 3
+        assert client.append(topic, 1, idempotency_key="k").status in (200, 201)
+        assert client.diff(topic).data == [1]
+    assert small_server.pid_of("shard-0") == pid
 
 
 # --- a gateway ---------------------------------------------------------------------------------------
@@ -209,13 +213,11 @@ def test_with_two_gateways_one_serves_while_the_other_comes_back(start_server: S
     server = start_server(TOPICS_GATEWAYS=2, TOPICS_WAL_SHARDS=1)
     with server.client() as client:
         client.append("t", 1)
-    for name in ("gateway-0", "gateway-1"):
-        killed = server.signal_child(name)
-        for _ in range(10):
-            with Wire(server.port) as wire:
-                assert wire.ask(append_request("t")).status == 200
-        eventually(lambda name=name, killed=killed: server.pid_of(name) != killed)  # type: ignore[misc]
-        server.wait_ready()
+    killed = server.signal_child("gateway-0")
+    for _ in range(20):
+        with Wire(server.port) as wire:
+            assert wire.ask(append_request("t")).status == 200
+    eventually(lambda: server.pid_of("gateway-0") != killed)
 
 
 # --- quotas ------------------------------------------------------------------------------------------
@@ -241,144 +243,3 @@ def test_quotas_hold_over_all_shards(start_server: Start) -> None:
         eventually(lambda: client.append(topics[2], "x" * 4_000).status == 200, within_s=5)
         client.drop(topics[1])
         eventually(lambda: client.put(topic_on(1)).status == 201, within_s=5)
-
-
-# --- stopping and starting again ---------------------------------------------------------------------
-
-
-class Writer(threading.Thread):
-    """Appends until the server no longer takes it, and remembers what was acknowledged."""
-
-    def __init__(self, server: Server, topic: str, durability: str) -> None:
-        super().__init__()
-        self._server = server
-        self.topic = topic
-        self._durability = durability
-        self.acknowledged: dict[int, str] = {}
-        self.refused: list[Answer] = []
-        self.start()
-
-    def run(self) -> None:
-        number = 0
-        with self._server.client() as client:
-            while True:
-                number += 1
-                data = [f"{self.topic}/{number}/{at}" for at in range(3)]
-                try:
-                    answer = client.append(self.topic, *data, config={"durability": self._durability})
-                except httpx.TransportError:
-                    return
-                if answer.status == 503:
-                    self.refused.append(answer)
-                    return
-                self.acknowledged |= dict(zip(answer["seqs"], data, strict=True))
-
-
-def test_a_stop_under_load_loses_nothing_acknowledged(start_server: Start) -> None:
-    server = start_server()
-    writers = [
-        Writer(server, f"{durability}-{at}", durability)
-        for at in range(2)
-        for durability in ("memory", "disk", "fsync", "ephemeral")
-    ]
-    eventually(lambda: all(len(writer.acknowledged) > 30 for writer in writers))
-    assert server.stop() == 0
-    for writer in writers:
-        writer.join(10)
-    assert "Traceback" not in server.output()
-    assert {answer.error for writer in writers for answer in writer.refused} <= {"shutting_down", "shard_unavailable"}
-
-    again = start_server(data_dir=server.data_dir)
-    with again.client() as client:
-        for writer in writers:
-            stored: dict[int, str] = {}
-            cursor, caught_up = 0, False
-            while not caught_up:
-                page = client.diff(writer.topic, cursor, limit=1_000)
-                stored |= dict(zip(page.seqs, page.data, strict=True))
-                cursor, caught_up = page["next_from_seq"], page["caught_up"]
-            if writer.topic.startswith("ephemeral"):
-                assert stored == {}
-                assert client.append(writer.topic, 1)["first_seq"] > max(writer.acknowledged)
-            else:
-                assert writer.acknowledged.items() <= stored.items()
-                assert len(stored) % 3 == 0  # batches are whole or absent
-
-
-def test_a_stop_does_not_wait_for_long_polls(start_server: Start) -> None:
-    server = start_server(TOPICS_WAL_SHARDS=1)
-    with server.client() as client:
-        client.put("t")
-        wire = Wire(server.port)
-        wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
-        eventually(lambda: client.state("t", touch=False)["last_read_ts"] is not None)
-    started = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - started < 5
-    answer = wire.answer()
-    assert answer.status == 200 or answer.error == "shutting_down"
-    wire.close()
-
-
-STATE = ("type", "head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "last_write_ts", "last_read_ts")
-
-
-def test_everything_that_can_be_seen_survives_a_crash_a_stop_and_another_number_of_shards(start_server: Start) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
-    server = start_server(TOPICS_WAL_SHARDS=2)
-    config = {
-        **DEFAULTS,
-        "type": "queue",
-        "cap_bytes": 1_000_000,
-        "discard": "reject",
-        "durable": True,
-        "durability": "fsync",
-        "priority": -7,
-        "auto_priority": False,
-        "auto_create": False,
-        "idempotency_window_ms": 3_600_000,
-        "dedupe_node": False,
-        "lease_ms": 1_234,
-        "claim_jitter_ms": 55,
-        "max_deliveries": 9,
-        "dead_letter": "jobs.dlq",
-        "leases_durable": True,
-    }
-    with server.client() as client:
-        client.put("configured", **config)
-        client.append("configured", "x", idempotency_key="kept")
-        client.append_records(
-            "deleted", [{"data": n, "tag": f"t{n % 3}", "node": "n", "meta": {"n": n}} for n in range(9)]
-        )
-        client.delete("deleted", match="t1")
-        client.delete("deleted", before_seq=2)
-        client.append("capped", *range(10), config={"cap_records": 3})
-        client.append("recreated", 1, 2, 3)
-        client.drop("recreated")
-        client.append("recreated", "new")
-        client.append("dropped", 1)
-        client.drop("dropped")
-        client.put("emptied", ttl_ms=10_000_000)
-        names = ["capped", "configured", "deleted", "emptied", "recreated"]
-        states = {name: client.state(name, touch=False) for name in names}
-        reads = {name: client.diff(name, include_tags=True).without_performance() for name in names}
-        listed = client.list()["topics"]
-    assert [row["topic"] for row in listed] == names
-
-    server.kill()
-    assert set(os.listdir("/dev/shm")) <= shared_memory
-    for shards in (3, 1):
-        again = start_server(data_dir=server.data_dir, TOPICS_WAL_SHARDS=shards)
-        with again.client() as client:
-            for name in names:
-                state = client.state(name, touch=False)
-                for field in STATE:
-                    if field != "last_read_ts":  # kept by a snapshot, not by the log
-                        assert state[field] == states[name][field], (name, field)
-                assert client.diff(name, include_tags=True).without_performance() == reads[name]
-            assert client.state("configured")["config"] == config
-            assert client.append("configured", "x", idempotency_key="kept")["deduped"] is True
-            assert client.diff("recreated", 3)["tombstone"]["reason"] == "recreated"
-            assert client.state("dropped").status == 404
-            assert [row["topic"] for row in client.list()["topics"]] == names
-        assert again.stop() == 0

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .server import TOPICS, Server, clean_environment, eventually
+from .server import Server, eventually, run_topics
 
 pytestmark = pytest.mark.e2e
 
 Start = Callable[..., Server]
-
-
-def run(*args: str, cwd: Path | None = None, **environ: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TOPICS, *args], capture_output=True, text=True, cwd=cwd, env=clean_environment(**environ), timeout=60
-    )
 
 
 # --- help --------------------------------------------------------------------------------------------
@@ -39,7 +31,7 @@ def run(*args: str, cwd: Path | None = None, **environ: object) -> subprocess.Co
     ids=" ".join,
 )
 def test_help(args: list[str], words: list[str]) -> None:
-    done = run(*args)
+    done = run_topics(*args)
     assert done.returncode == 0
     assert done.stderr == ""
     for word in words:
@@ -47,14 +39,14 @@ def test_help(args: list[str], words: list[str]) -> None:
 
 
 def test_without_a_verb_there_is_help() -> None:
-    done = run()
+    done = run_topics()
     assert "Usage: topics" in done.stdout + done.stderr
     assert "serve" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("args", [["sevre"], ["serve", "--prot", "1"], ["serve", "--port", "many"], ["ps", "extra"]])
 def test_a_slip_is_pointed_out(args: list[str]) -> None:
-    done = run(*args)
+    done = run_topics(*args)
     assert done.returncode == 2
     assert "Usage: topics" in done.stderr
     assert args[-1] in done.stderr or args[1] in done.stderr
@@ -84,7 +76,7 @@ def test_the_server_says_where_it_is(running: Server) -> None:
 
 
 def test_ps_as_json(running: Server) -> None:
-    done = run("ps", "--json", TOPICS_DATA_DIR=running.data_dir)
+    done = run_topics("ps", "--json", TOPICS_DATA_DIR=running.data_dir)
     assert done.returncode == 0, done.stderr
     listing = json.loads(done.stdout)
     assert listing["address"] == running.url
@@ -100,7 +92,7 @@ def test_ps_as_json(running: Server) -> None:
 
 
 def test_ps_as_a_table(running: Server) -> None:
-    done = run("ps", "--data-dir", str(running.data_dir), COLUMNS=200)
+    done = run_topics("ps", "--data-dir", str(running.data_dir), COLUMNS=200)
     assert done.returncode == 0, done.stderr
     for word in ("name", "pid", "state", "restarts", "uptime", "memory", "gateway-0", "shard-1", "ready", running.url):
         assert word in done.stdout
@@ -110,12 +102,12 @@ def test_ps_shows_a_restart(running: Server) -> None:
     killed = running.signal_child("shard-1")
     eventually(lambda: running.pid_of("shard-1") != killed)
     running.wait_ready()
-    listing = json.loads(run("ps", "--json", TOPICS_DATA_DIR=running.data_dir).stdout)
+    listing = json.loads(run_topics("ps", "--json", TOPICS_DATA_DIR=running.data_dir).stdout)
     assert {line["name"]: line["restarts"] for line in listing["processes"]}["shard-1"] == 1
 
 
 def test_a_second_server_on_the_folder_is_refused(running: Server) -> None:
-    done = run("serve", "--port", "0", TOPICS_DATA_DIR=running.data_dir)
+    done = run_topics("serve", "--port", "0", TOPICS_DATA_DIR=running.data_dir)
     assert done.returncode == 2
     assert str(running.pid) in done.stderr
     assert str(running.data_dir) in done.stderr
@@ -125,7 +117,7 @@ def test_a_second_server_on_the_folder_is_refused(running: Server) -> None:
 
 
 def test_a_port_in_use_is_refused(running: Server, tmp_path: Path) -> None:
-    done = run("serve", "--port", str(running.port), TOPICS_DATA_DIR=tmp_path / "data")
+    done = run_topics("serve", "--port", str(running.port), TOPICS_DATA_DIR=tmp_path / "data")
     assert done.returncode == 2
     assert str(running.port) in done.stderr
     assert "Traceback" not in done.stderr
@@ -139,7 +131,7 @@ def test_ps_without_a_server(tmp_path: Path, exists: bool) -> None:
     folder = tmp_path / "data"
     if exists:
         folder.mkdir()
-    done = run("ps", TOPICS_DATA_DIR=folder)
+    done = run_topics("ps", TOPICS_DATA_DIR=folder)
     assert done.returncode == 1
     assert "no server is running" in done.stderr
     assert str(folder) in done.stderr
@@ -147,20 +139,7 @@ def test_ps_without_a_server(tmp_path: Path, exists: bool) -> None:
 
 
 def test_ps_looks_where_serve_puts_its_data_by_default(tmp_path: Path) -> None:
-    assert "topics-data" in run("ps", cwd=tmp_path).stderr
-
-
-def test_after_a_crash_none_runs_and_the_folder_is_free_again(start_server: Start) -> None:
-    server = start_server(TOPICS_WAL_SHARDS=1)
-    with server.client() as client:
-        client.append("t", 1)
-    server.kill()
-    done = run("ps", TOPICS_DATA_DIR=server.data_dir)
-    assert done.returncode == 1
-    assert "no server is running" in done.stderr
-    again = start_server(data_dir=server.data_dir, TOPICS_WAL_SHARDS=1)
-    with again.client() as client:
-        assert client.diff("t").data == [1]
+    assert "topics-data" in run_topics("ps", cwd=tmp_path).stderr
 
 
 # --- what is refused at the start --------------------------------------------------------------------
@@ -178,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, object], list[str]]] = {
 @pytest.mark.parametrize(("environ", "words"), REFUSED.values(), ids=REFUSED.keys())
 def test_refusals_say_what_and_why(tmp_path: Path, environ: dict[str, object], words: list[str]) -> None:
     folder = tmp_path / "data"
-    done = run("serve", **{"TOPICS_DATA_DIR": folder, "TOPICS_PORT": 0, **environ})
+    done = run_topics("serve", **{"TOPICS_DATA_DIR": folder, "TOPICS_PORT": 0, **environ})
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("topics: ")
@@ -192,7 +171,7 @@ def test_refusals_say_what_and_why(tmp_path: Path, environ: dict[str, object], w
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text("precious")
-    done = run("serve", "--port", "0", TOPICS_DATA_DIR=file)
+    done = run_topics("serve", "--port", "0", TOPICS_DATA_DIR=file)
     assert done.returncode == 2
     assert str(file) in done.stderr
     assert "Traceback" not in done.stderr
@@ -206,13 +185,6 @@ def test_public_is_possible_for_whoever_insists(start_server: Start) -> None:
 
 
 def test_options_win_over_variables(tmp_path: Path) -> None:
-    done = run("serve", "--port", "99999", TOPICS_PORT=0, TOPICS_DATA_DIR=tmp_path)
+    done = run_topics("serve", "--port", "99999", TOPICS_PORT=0, TOPICS_DATA_DIR=tmp_path)
     assert done.returncode == 2
     assert "99999" in done.stderr
-
-
-def test_control_c_is_a_clean_stop(start_server: Start) -> None:
-    server = start_server(TOPICS_WAL_SHARDS=1)
-    server.popen.send_signal(signal.SIGINT)
-    assert server.popen.wait(10) == 0
-    assert "Traceback" not in server.output()
