@@ -248,10 +248,13 @@ class Topic:
             evicted_total=self.evicted_total,
             expired_total=self.expired_total,
             segments=[segment.state() for segment in self.segments],
-            # Keys live as long as their records do; those of the ephemeral class end with the process.
-            holes=merge_ranges(self.holes + [(row.first, row.last) for row in self.rows if row.source is None]),
-            keys=[] if self.ephemeral else [KeyState(key, *remembered) for key, remembered in self.keys],
+            keys=[KeyState(key, *remembered) for key, remembered in self.keys if self._outlives(remembered)],
         )
+
+    def _outlives(self, remembered: Remembered) -> bool:
+        """A key lives as long as its records do; those that are in memory only end with the process."""
+        row = self.rows.find(remembered.first_seq)
+        return not self.ephemeral if row is None else row.source is not None
 
     def encoded_state(self) -> bytes:
         if self._encoded is None:
