@@ -249,6 +249,7 @@ class Topic:
             expired_total=self.expired_total,
             segments=[segment.state() for segment in self.segments],
             keys=[KeyState(key, *remembered) for key, remembered in self.keys if self._outlives(remembered)],
+            holes=merge_ranges(self.holes + [(row.first, row.last) for row in self.rows if row.source is None]),
         )
 
     def _outlives(self, remembered: Remembered) -> bool:
