@@ -198,7 +198,7 @@ class ColdLane:
             if head.is_gzipped(_header("content-encoding")):
                 body = head.gunzip(body, most=self._settings.max_body_bytes)
         try:
-            key = _header("idempotency-key").decode() or None
+            key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:
             raise invalid("the request target and header values must be valid text") from None
         return route.handler(Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns()))

@@ -145,7 +145,7 @@ class Recovery:
         for source, folder in zip(sources, folders, strict=True):
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
-            last_lsn, same_boot = self._replay(folder, covered)
+            last_lsn, same_boot = self._replay(folder, covered, alone=old_shards == self._shards)
             if state is None and last_lsn == 0:
                 self._refuse_if_topics_exist(folder, owner=source, shards=old_shards)
             # A file that the snapshot has not seen belongs to a later life, which did not end cleanly.
@@ -284,7 +284,7 @@ class Recovery:
 
     # --- the WAL -------------------------------------------------------------------------------------
 
-    def _replay(self, folder: _Folder, covered: int) -> tuple[int, bool]:
+    def _replay(self, folder: _Folder, covered: int, *, alone: bool) -> tuple[int, bool]:
         """Apply every frame in order; returns the last lsn, and whether the machine still is in the boot that wrote
         it.
 
@@ -329,11 +329,12 @@ class Recovery:
             if cut:
                 gone.extend(later for _, later in folder.wals[at + 1 :])
                 break
-        for path, end in cuts:
-            if end < os.path.getsize(path):
-                self._disk.truncate(path, end)
-        for path in gone:
-            self._disk.unlink(path)
+        if alone:  # other shards may be reading the same old files; nobody will write to them any more
+            for path, end in cuts:
+                if end < os.path.getsize(path):
+                    self._disk.truncate(path, end)
+            for path in gone:
+                self._disk.unlink(path)
         return last_lsn, same_boot
 
     def _wal_header(self, folder: _Folder, at: int, data: mmap.mmap | bytes) -> WalHeader | None:
