@@ -500,6 +500,20 @@ def test_a_head_that_never_ends_is_cut_off(wire: Wire, start: bytes) -> None:
     wire.assert_closed()
 
 
+def test_a_body_far_beyond_the_limit_is_refused_before_it_is_sent(
+    small_server: Server, connect: Connect, small_clients: dict[str, Client], topic: str
+) -> None:
+    wire = connect(small_server)
+    length = ("Content-Type: application/json", "Content-Length: 5000000")
+    assert wire.ask(request("POST", f"/v0/topics/{topic}", headers=length)).refusal == (413, "payload_too_large")
+    try:
+        wire.send(*[b" " * 50_000] * 100)
+    except OSError:
+        pass  # it does not listen any more
+    wire.assert_closed()
+    assert small_clients["http1"].append(topic, 1)["seqs"] == [1]
+
+
 # --- clients that leave ------------------------------------------------------------------------------
 
 

@@ -103,13 +103,27 @@ def test_a_body_that_is_too_large_is_413_on_its_stream_alone(
     small_server: Server, connect2: Callable[..., H2Wire], topic: str, announced: bool
 ) -> None:
     wire2 = connect2(small_server)
-    size = SMALL["TOPICS_MAX_BODY_BYTES"] * 10
+    size = SMALL["TOPICS_MAX_BODY_BYTES"] * 3
     length = [("content-length", str(size))] if announced else []
     stream = wire2.open("POST", f"/v0/topics/{topic}", JSON, *length)
     wire2.send(stream, b" " * size, end=True)
     assert wire2.answer(stream).refusal == (413, "payload_too_large")
     assert wire2.answer(wire2.ask("GET", "/v0/health")).status == 200
     assert wire2.answer(wire2.ask("GET", f"/v0/topics/{topic}")).status == 404
+
+
+def test_a_body_far_beyond_the_limit_may_cost_the_connection_but_nothing_more(
+    small_server: Server, connect2: Callable[..., H2Wire], topic: str
+) -> None:
+    wire2 = connect2(small_server)
+    stream = wire2.open("POST", f"/v0/topics/{topic}", JSON)
+    try:
+        wire2.send(stream, b" " * 5_000_000, end=True)
+        assert wire2.answer(stream).refusal == (413, "payload_too_large")
+    except (OSError, EOFError):
+        pass
+    wire2 = connect2(small_server)
+    assert wire2.answer(wire2.ask("POST", f"/v0/topics/{topic}", BODY))["seqs"] == [1]
 
 
 def test_a_body_in_many_frames(wire2: H2Wire, topic: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from .client import Answer, Client
 from .server import Server, eventually, run_topics
 from .test_topics import DEFAULTS
-from .wire import Wire, request
+from .wire import Wire, append_request, request
 
 pytestmark = pytest.mark.e2e
 
@@ -142,12 +142,19 @@ class Story:
         self.ps_after_kill = run_topics("ps", TOPICS_DATA_DIR=server.data_dir)
         self.left_over = set(os.listdir("/dev/shm")) - shared_memory
 
-        third = start(TOPICS_WAL_SHARDS=1)
+        third = start(TOPICS_WAL_SHARDS=1, TOPICS_GATEWAYS=2)
         with third.client() as client:
             self.after_kill = Life(client)
+        third.signal_child("gateway-0")
+        self.by_one_gateway = []
+        for _ in range(20):
+            with Wire(third.port) as wire:
+                self.by_one_gateway.append(wire.ask(append_request("polled")).status)
+        third.wait_ready()
+        with third.client() as client:
             client.put("polled")
             with Wire(third.port) as wire:
-                wire.send(request("POST", "/v0/topics/polled/diff", b'{"wait_ms":30000}'))
+                wire.send(request("POST", "/v0/topics/polled/diff", b'{"from_seq":20,"wait_ms":30000}'))
                 eventually(lambda: client.state("polled", touch=False)["last_read_ts"] is not None)
                 started = time.monotonic()
                 third.popen.send_signal(signal.SIGINT)
@@ -251,3 +258,7 @@ def test_a_stop_does_not_wait_for_long_polls(story: Story) -> None:
     assert story.last_exit_code == 0
     assert story.stop_took_s < 5
     assert story.poll_at_stop.status == 200 or story.poll_at_stop.error == "shutting_down"
+
+
+def test_one_of_two_gateways_serves_while_the_other_is_dead(story: Story) -> None:
+    assert story.by_one_gateway == [201] + [200] * 19

@@ -56,70 +56,49 @@ def test_a_slip_is_pointed_out(args: list[str]) -> None:
 # --- a server and its processes ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Server:
-    folder = tmp_path_factory.mktemp("running")
-    server = Server(folder / "data", log=folder / "server.log")
-    server.wait_ready()
-    return server
+def test_the_server_says_where_it_is(server: Server) -> None:
+    line = f"topics 0.1.0 ready on {server.url} (2 shards, data in {server.data_dir})"
+    eventually(lambda: line in server.output(), what=line)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _stop_running(running: Server) -> object:
-    yield
-    running.close()
-
-
-def test_the_server_says_where_it_is(running: Server) -> None:
-    line = f"topics 0.1.0 ready on {running.url} (2 shards, data in {running.data_dir})"
-    eventually(lambda: line in running.output(), what=line)
-
-
-def test_ps_as_json(running: Server) -> None:
-    done = run_topics("ps", "--json", TOPICS_DATA_DIR=running.data_dir)
+def test_ps_as_json(server: Server) -> None:
+    done = run_topics("ps", "--json", TOPICS_DATA_DIR=server.data_dir)
     assert done.returncode == 0, done.stderr
     listing = json.loads(done.stdout)
-    assert listing["address"] == running.url
+    assert listing["address"] == server.url
     assert listing["version"] == "0.1.0"
     lines = {line["name"]: line for line in listing["processes"]}
     assert set(lines) == {"supervisor", "gateway-0", "shard-0", "shard-1"}
-    assert lines["supervisor"]["pid"] == running.pid
+    assert lines["supervisor"]["pid"] == server.pid
     for line in lines.values():
         assert os.path.exists(f"/proc/{line['pid']}")
-        assert (line["state"], line["restarts"]) == ("ready", 0)
+        assert line["state"] == "ready"
+        assert isinstance(line["restarts"], int)
         assert line["uptime_ms"] >= 0
         assert line["rss_bytes"] > 5_000_000
 
 
-def test_ps_as_a_table(running: Server) -> None:
-    done = run_topics("ps", "--data-dir", str(running.data_dir), COLUMNS=200)
+def test_ps_as_a_table(server: Server) -> None:
+    done = run_topics("ps", "--data-dir", str(server.data_dir), COLUMNS=200)
     assert done.returncode == 0, done.stderr
-    for word in ("name", "pid", "state", "restarts", "uptime", "memory", "gateway-0", "shard-1", "ready", running.url):
+    for word in ("name", "pid", "state", "restarts", "uptime", "memory", "gateway-0", "shard-1", "ready", server.url):
         assert word in done.stdout
 
 
-def test_ps_shows_a_restart(running: Server) -> None:
-    killed = running.signal_child("shard-1")
-    eventually(lambda: running.pid_of("shard-1") != killed)
-    running.wait_ready()
-    listing = json.loads(run_topics("ps", "--json", TOPICS_DATA_DIR=running.data_dir).stdout)
-    assert {line["name"]: line["restarts"] for line in listing["processes"]}["shard-1"] == 1
-
-
-def test_a_second_server_on_the_folder_is_refused(running: Server) -> None:
-    done = run_topics("serve", "--port", "0", TOPICS_DATA_DIR=running.data_dir)
+def test_a_second_server_on_the_folder_is_refused(server: Server) -> None:
+    done = run_topics("serve", "--port", "0", TOPICS_DATA_DIR=server.data_dir)
     assert done.returncode == 2
-    assert str(running.pid) in done.stderr
-    assert str(running.data_dir) in done.stderr
+    assert str(server.pid) in done.stderr
+    assert str(server.data_dir) in done.stderr
     assert "Traceback" not in done.stderr
-    with running.client() as client:
+    with server.client() as client:
         assert client.get("/v0/ready").status == 200
 
 
-def test_a_port_in_use_is_refused(running: Server, tmp_path: Path) -> None:
-    done = run_topics("serve", "--port", str(running.port), TOPICS_DATA_DIR=tmp_path / "data")
+def test_a_port_in_use_is_refused(server: Server, tmp_path: Path) -> None:
+    done = run_topics("serve", "--port", str(server.port), TOPICS_DATA_DIR=tmp_path / "data")
     assert done.returncode == 2
-    assert str(running.port) in done.stderr
+    assert str(server.port) in done.stderr
     assert "Traceback" not in done.stderr
 
 
