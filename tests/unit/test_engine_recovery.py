@@ -1,0 +1,508 @@
+"""What recovery makes of a folder: power cuts, torn tails, damage, other shard counts, and its own death."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model import BOOT, QuickDisk, Record, Shard, Stored, Wall, examples, shown
+
+from topics import limits
+from topics.errors import ApiError, CorruptData, FormatError
+from topics.storage.config import TopicConfig, owner_of_name
+from topics.storage.format import FILE_HEADER_BYTES
+from topics.storage.frames import decode_wal_header, scan
+from topics.storage.paths import shard_dir
+from topics.walshard.recovery import Recovery
+from topics.walshard.segments import OpenFiles
+
+OTHER_BOOT = bytes(16)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Shard:
+    return Shard(tmp_path, wal_file_bytes=16_384, segment_max_events=10)
+
+
+def records(count: int, **more: Any) -> list[Record]:
+    return [Record(b"%d" % number, **more) for number in range(count)]
+
+
+def long(count: int) -> list[Record]:
+    return [Record(b'"' + b"x" * 900 + b'"') for _ in range(count)]
+
+
+def frames_of(path: str) -> list[Any]:
+    data = Path(path).read_bytes()
+    header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+    return list(scan(data, salt=header.salt))
+
+
+def overwrite(path: str, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def flip(path: str, offset: int) -> None:
+    before = Path(path).read_bytes()[offset]
+    overwrite(path, offset, bytes([before ^ 0x40]))
+
+
+# --- a power cut -------------------------------------------------------------------------------------
+
+PAGE = 512
+
+
+class PowerDisk(QuickDisk):
+    """Knows what was written to each file since it was last synced, so that a power cut can take it back."""
+
+    def __init__(self) -> None:
+        self.unsynced: dict[int, list[tuple[int, bytes]]] = {}  # by inode: (offset, what was there before)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        end = offset + len(data)
+        pieces = []
+        for start in range(offset - offset % PAGE, end, PAGE):
+            at, to = max(start, offset), min(start + PAGE, end)
+            old = os.pread(fd, to - at, at)
+            pieces.append((at, old.ljust(to - at, b"\0")))
+        self.unsynced.setdefault(os.fstat(fd).st_ino, []).extend(pieces)
+        super().write(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self.unsynced.pop(os.fstat(fd).st_ino, None)
+
+    def cut_power(self, folder: Path, survives: Callable[[], bool]) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                for offset, old in reversed(self.unsynced.get(path.stat().st_ino, [])):
+                    if not survives():
+                        overwrite(os.fspath(path), offset, old)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from(["fsync", "disk", "memory", "ephemeral"]), st.integers(1, 12)),
+        st.tuples(st.just("long"), st.sampled_from(["fsync", "disk", "memory"]), st.integers(1, 8)),
+        st.tuples(st.just("delete"), st.sampled_from(["fsync", "disk"]), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["flush"]), st.sampled_from(["fsync", "disk", "memory"]), st.just(0)),
+        st.tuples(st.sampled_from(["sync", "checkpoint"]), st.just(""), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@examples(150)
+@given(steps=STEPS, data=st.data())
+def test_a_power_cut_takes_nothing_that_was_promised(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int]], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("power")
+    disk = PowerDisk()
+    shard = Shard(folder, disk=disk, wal_file_bytes=9_000, segment_max_events=10)
+    sent: dict[str, list[Stored]] = {name: [] for name in ("fsync", "disk", "memory", "ephemeral")}
+    batches: dict[str, list[set[int]]] = {name: [] for name in sent}
+    for name in sent:
+        shard.put(name, TopicConfig(durability=name, durable=name == "fsync"))  # type: ignore[arg-type]
+    deleted = 0
+    for step, name, number in steps:
+        if step in ("append", "long"):
+            batch = records(number, tag="t") if step == "append" else long(number)
+            answer = shard.append(name, batch)
+            ts = shard.clock.now_ms()
+            sent[name] += [Stored(answer.first_seq + at, ts, record) for at, record in enumerate(batch)]
+            batches[name].append({answer.first_seq + at for at in range(len(batch))})
+        elif step == "delete":
+            shard.delete(name, before_seq=number)
+            if name == "fsync":
+                deleted = max(deleted, min(number, len(sent[name]) + 1))
+        elif step == "flush":
+            shard.flush(name)
+        elif step == "sync":
+            shard.sync()
+        else:
+            shard.checkpoint()
+    shard.crash()
+    fate = data.draw(st.sampled_from(["none", "some", "all"]))
+    random = data.draw(st.randoms(use_true_random=False))
+    disk.cut_power(folder, lambda: fate == "all" or (fate == "some" and random.random() < 0.5))
+    shard.open(boot=OTHER_BOOT)
+    for name in sent:
+        found = shown(shard.everything(name))
+        known = {stored.seq: stored for stored in sent[name]}
+        for stored in found:
+            assert known.get(stored.seq) == stored, "a record that nobody sent"
+        seqs = {stored.seq for stored in found}
+        if name == "fsync":
+            expected = {seq for seq in known if seq >= deleted}
+            assert seqs == expected, "an acknowledged record or delete was lost"
+        elif name == "memory":
+            for batch in batches[name]:
+                assert batch <= seqs or not batch & seqs, "half a batch"
+        elif name == "ephemeral":
+            assert not found
+        if name != "memory":
+            assert shard.append(name, records(1)).first_seq > len(known), "a seq was given out twice"
+    shard.crash()
+    shard.open(boot=OTHER_BOOT)
+    shard.crash()
+
+
+def test_an_unsynced_tail_over_two_files_is_cut_and_said(shard: Shard) -> None:
+    shard.append("t", records(1))
+    shard.sync()
+    while len(shard.engine.wal.files) < 3:
+        shard.append("t", long(1))
+    first = shard.engine.wal.files[0].path
+    last = frames_of(first)[-1]
+    shard.crash()
+    overwrite(first, last.offset, bytes(last.length))
+    shard.open(boot=OTHER_BOOT)
+    assert any("unsynced" in note for note in shard.recovered.notes)
+    assert [stored.seq for stored in shard.everything("t")] == list(range(1, last.first_seq))
+    assert shard.append("t", records(1)).first_seq > last.first_seq
+    shard.restart(boot=OTHER_BOOT)
+    assert len(shard.everything("t")) == last.first_seq
+
+
+# --- torn tails and damage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+def test_a_tail_torn_at_every_length_loses_that_batch_only(tmp_path: Path, boot: bytes) -> None:
+    shard = Shard(tmp_path / "whole", wal_file_bytes=8_192)
+    shard.append("t", records(3), key="a")
+    shard.append("t", records(2), key="b")
+    path = shard.engine.wal.current.path
+    *_, last = frames_of(path)
+    shard.crash()
+    whole = Path(path).read_bytes()
+    for length in range(0, last.length, 3):
+        Path(path).write_bytes(whole[: last.offset + length] + bytes(len(whole) - last.offset - length))
+        shard.open(boot=boot)
+        assert len(shard.everything("t")) == 3
+        assert [key for key, _ in shard.topic("t").keys] == ["a"]
+        expected = 4 if boot == BOOT else limits.SEQ_RESERVE + 1
+        assert shard.append("t", records(1)).first_seq == expected
+        shard.crash()
+        for name in os.listdir(os.path.dirname(path)):
+            if name != os.path.basename(path):
+                os.unlink(os.path.join(os.path.dirname(path), name))
+
+
+def test_damage_in_the_middle_is_refused_with_file_place_and_remedy(shard: Shard) -> None:
+    for _ in range(4):
+        shard.append("t", records(3))
+    path = shard.engine.wal.current.path
+    frame = frames_of(path)[2]
+    shard.crash()
+    flip(path, frame.offset + frame.length // 2)
+    before = Path(path).read_bytes()
+    with pytest.raises(CorruptData) as caught:
+        shard.open()
+    text = str(caught.value)
+    assert path in text
+    assert str(frame.offset) in text
+    assert "backup" in text
+    assert Path(path).read_bytes() == before, "a refused file was changed"
+
+
+def test_every_flipped_byte_of_the_log_loses_at_most_the_tail_or_is_refused(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, wal_file_bytes=8_192)
+    for number in range(4):
+        shard.append("t", records(1), key=f"k{number}")
+    path = shard.engine.wal.current.path
+    last = frames_of(path)[-1]
+    whole = Path(path).read_bytes()
+    shard.crash()
+    for at in range(0, last.offset + last.length):
+        Path(path).write_bytes(whole)
+        flip(path, at)
+        try:
+            shard.open()
+        except (CorruptData, FormatError):
+            assert at < last.offset
+            continue
+        assert at >= last.offset, f"byte {at}: damage went unnoticed"
+        assert len(shard.everything("t")) == 3
+        current = shard.engine.wal.current.path
+        shard.crash()
+        os.unlink(current)
+
+
+def test_the_oldest_log_file_is_missing(shard: Shard) -> None:
+    shard.append("t", records(1))
+    while len(shard.engine.wal.files) < 3:
+        shard.append("t", long(1))
+    first = shard.engine.wal.files[0].path
+    shard.crash()
+    os.unlink(first)
+    with pytest.raises(CorruptData, match="missing"):
+        shard.open()
+
+
+def test_a_log_file_in_the_middle_is_missing(shard: Shard) -> None:
+    while len(shard.engine.wal.files) < 4:
+        shard.append("t", long(1))
+    middle = shard.engine.wal.files[2].path
+    shard.crash()
+    os.unlink(middle)
+    with pytest.raises(CorruptData, match="missing"):
+        shard.open()
+
+
+def flushed(shard: Shard) -> str:
+    """A topic with a sealed and an open segment, checkpointed; returns its folder."""
+    shard.append("t", records(25, tag="x"))
+    shard.flush("t")
+    shard.append("t", records(3))
+    shard.flush("t")
+    shard.checkpoint()
+    return os.path.dirname(shard.topic("t").segments[0].path)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_missing_segment_is_refused(shard: Shard, which: int) -> None:
+    flushed(shard)
+    path = shard.topic("t").segments[which].path
+    shard.crash()
+    os.unlink(path)
+    with pytest.raises(CorruptData, match="missing"):
+        shard.open()
+
+
+def test_a_damaged_snapshot_is_refused(shard: Shard) -> None:
+    flushed(shard)
+    folder = shard_dir(shard.settings.data_dir, 0)
+    [snapshot] = [name for name in os.listdir(folder) if name.endswith(".snap")]
+    shard.crash()
+    flip(os.path.join(folder, snapshot), 60)
+    with pytest.raises(CorruptData, match="snapshot"):
+        shard.open()
+
+
+def test_a_damaged_open_segment_is_refused(shard: Shard) -> None:
+    flushed(shard)
+    path = shard.topic("t").segments[-1].path
+    shard.crash()
+    flip(path, FILE_HEADER_BYTES + 70)
+    with pytest.raises(CorruptData):
+        shard.open()
+
+
+def test_a_damaged_block_is_an_error_for_its_readers_and_nobody_else(shard: Shard) -> None:
+    flushed(shard)
+    shard.append("other", records(2))
+    path = shard.topic("t").segments[0].path
+    shard.crash()
+    flip(path, FILE_HEADER_BYTES + 70)
+    shard.open()
+    with pytest.raises(ApiError, match="damaged"):
+        shard.everything("t")
+    assert len(shard.everything("other")) == 2
+    assert shard.diff("t", 25).stored != []
+
+
+def test_a_newer_format_is_refused_with_the_word_upgrade(shard: Shard) -> None:
+    shard.append("t", records(1))
+    path = shard.engine.wal.current.path
+    shard.crash()
+    overwrite(path, 8, (99).to_bytes(4, "little"))
+    with pytest.raises(FormatError, match="upgrade"):
+        shard.open()
+
+
+def test_a_file_that_never_got_its_header_is_no_loss(shard: Shard) -> None:
+    shard.append("t", records(3))
+    folder = shard_dir(shard.settings.data_dir, 0)
+    shard.crash()
+    empty = os.path.join(folder, "00000001-0000000000ff.wal")
+    for content in (b"", bytes(10), bytes(4096)):
+        Path(empty).write_bytes(content)
+        shard.open()
+        assert len(shard.everything("t")) == 3
+        current = shard.engine.wal.current.path
+        shard.crash()
+        if current != empty:
+            os.unlink(current)
+        assert current == empty or not os.path.exists(empty)
+
+
+# --- leftovers ---------------------------------------------------------------------------------------
+
+
+def test_blocks_that_no_snapshot_names_are_written_again(shard: Shard) -> None:
+    shard.append("t", records(25))
+    stored = shard.everything("t")
+    shard.mover.flush(shard.topic("t"))
+    shard.restart()
+    assert shard.everything("t") == stored
+    shard.flush("t")
+    shard.checkpoint()
+    shard.restart()
+    assert shard.everything("t") == stored
+    assert shard.topic("t").tail_rows == 0
+
+
+def test_files_of_dropped_topics_and_temporary_files_go(shard: Shard) -> None:
+    folder = flushed(shard)
+    shard.drop("t")
+    shard.append("u", records(25))
+    shard.flush("u")
+    shard.checkpoint()
+    assert not os.path.exists(folder)
+    stray = os.path.join(os.path.dirname(shard.topic("u").segments[0].path), "00000000000000000099.data")
+    Path(stray).write_bytes(b"rubbish")
+    Path(stray + ".tmp").write_bytes(b"rubbish")
+    shard.restart()
+    assert not os.path.exists(stray)
+    assert not os.path.exists(stray + ".tmp")
+    assert len(shard.everything("u")) == 25
+
+
+def test_a_drop_survives_two_crashes(shard: Shard) -> None:
+    flushed(shard)
+    shard.drop("t")
+    shard.restart()
+    assert "t" not in shard.engine.topics
+    shard.restart()
+    assert "t" not in shard.engine.topics
+    shard.checkpoint()
+    assert os.listdir(os.path.join(shard.settings.data_dir, "topics")) == []
+
+
+def test_the_log_is_trimmed_when_a_snapshot_covers_it(shard: Shard) -> None:
+    shard.append("t", records(1))
+    while len(shard.engine.wal.files) < 4:
+        shard.append("t", long(1))
+    stored = shard.everything("t")
+    shard.flush("t")
+    shard.checkpoint()
+    assert len(shard.engine.wal.files) == 1
+    names = os.listdir(shard_dir(shard.settings.data_dir, 0))
+    assert sorted(name.split(".")[1] for name in names) == ["snap", "wal"]
+    shard.restart()
+    assert shard.everything("t") == stored
+
+
+def test_a_clean_stop_leaves_nothing_to_replay(shard: Shard) -> None:
+    flushed(shard)
+    shard.append("e", records(3), config=TopicConfig(durability="ephemeral"))
+    shard.stop()
+    shard.open()
+    assert len(shard.everything("t")) == 28
+    assert shard.everything("e") == []
+    assert shard.append("e", records(1)).first_seq == 4
+    assert shard.append("t", records(1)).first_seq == 29
+
+
+# --- the shard count changed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_every_topic_goes_to_its_owner_and_to_nobody_else(shard: Shard, shards: int) -> None:
+    names = [f"topic-{number}" for number in range(12)]
+    for name in names:
+        shard.append(name, records(5, tag="x"), key="k")
+    for name in names[:6]:
+        shard.flush(name)
+    shard.checkpoint()
+    for name in names:
+        shard.append(name, records(2))
+        shard.delete(name, before_seq=3)
+    expected = {name: shard.everything(name) for name in names}
+    shard.crash()
+    seen: list[str] = []
+    for index in range(shards):
+        disk = QuickDisk()
+        recovered = Recovery(
+            settings=shard.settings,
+            disk=disk,
+            files=OpenFiles(disk),
+            clock=Wall().clock(),
+            shard=index,
+            shards=shards,
+            boot=BOOT,
+            progress=lambda permille: None,
+        ).run(layout=1, old_shards=1)
+        assert all(owner_of_name(name, shards) == index for name in recovered.topics)
+        for name, topic in recovered.topics.items():
+            assert topic.count == len(expected[name]) == 5
+            assert topic.earliest_seq == 3
+            assert "k" in topic.keys
+        seen += recovered.topics
+        for file in recovered.wal_files:
+            os.close(file.fd)
+    assert sorted(seen) == sorted(names)
+
+
+# --- recovery dies too ---------------------------------------------------------------------------------
+
+
+class Gone(Exception):
+    pass
+
+
+class DyingDisk(QuickDisk):
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise Gone
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        self._count()
+        return super().create(path, size=size)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        self._count()
+        super().write(fd, data, offset)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._count()
+        super().truncate(path, size)
+
+    def unlink(self, path: str) -> None:
+        self._count()
+        super().unlink(path)
+
+    def sync(self, fd: int) -> None:
+        self._count()
+
+
+def test_recovery_may_die_at_every_step_and_start_over(shard: Shard) -> None:
+    flushed(shard)
+    shard.append("t", long(30), key="k")
+    shard.mover.flush(shard.topic("t"))
+    shard.delete("t", tag="x")
+    shard.drop("nothing")
+    path = shard.engine.wal.current.path
+    expected = shard.everything("t")
+    shard.crash()
+    with open(path, "r+b") as file:
+        file.seek(frames_of(path)[-1].offset + frames_of(path)[-1].length)
+        file.write(b"torn")
+    for at in range(1, 100):
+        try:
+            shard.open(DyingDisk(at))
+        except Gone:
+            continue
+        break
+    else:
+        raise AssertionError("never recovered")
+    assert at > 3
+    assert shard.everything("t") == expected
+    assert shard.append("t", records(1), key="k").deduped
