@@ -58,7 +58,7 @@ def main() -> None:
     channel.sock.setblocking(False)
     try:
         context = Context(boot, fds, channel)
-        context.beat()
+        # No beat before this: until the first one only the start deadline counts, and imports can take seconds.
         run = importlib.import_module(boot.module).run
         trio.run(_live, context, channel, run)
     except BaseException:
