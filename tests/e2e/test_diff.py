@@ -410,6 +410,30 @@ def test_a_wait_beyond_the_most_is_clamped_not_refused(api: Client, topic: str) 
     assert api.diff(topic, wait_ms=2**40).seqs == [1]
 
 
+def test_a_follower_sees_every_batch_whole_in_order_and_once(api: Client, topic: str) -> None:
+    api.put(topic)
+
+    def write() -> None:
+        with api.twin() as own:
+            for number in range(60):
+                own.append(topic, *[[number, at] for at in range(1 + number % 4)])
+
+    wanted = [[number, at] for number in range(60) for at in range(1 + number % 4)]
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen: list[list[int]] = []
+    cursor = 0
+    while len(seen) < len(wanted):
+        answer = api.diff(topic, cursor, wait_ms=5_000, limit=1_000)
+        assert answer.seqs == list(range(cursor + 1, cursor + 1 + len(answer.seqs)))
+        seen += answer.data
+        cursor = answer["next_from_seq"]
+        number, at = seen[-1]
+        assert at == number % 4, "half a batch"
+    writer.join()
+    assert seen == wanted
+
+
 def test_a_waiting_poll_keeps_nobody_else_waiting(api: Client, topic: str) -> None:
     api.put(topic)
     poll = _Poll(api, topic, wait_ms=20_000)

@@ -34,7 +34,8 @@ def topic_on(shard: int, prefix: str = "on") -> str:
 def hardy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose processes are killed, in between tests it is whole again."""
     folder = tmp_path_factory.mktemp("hardy")
-    server = Server(folder / "data", log=folder / "server.log", TOPICS_WAL_SHARDS=SHARDS, TOPICS_HEARTBEAT_MS=300)
+    environ = {"TOPICS_WAL_SHARDS": SHARDS, "TOPICS_HEARTBEAT_MS": 300, "TOPICS_RING_BYTES": 64 * 1024}
+    server = Server(folder / "data", log=folder / "server.log", **environ)
     server.wait_ready()
     yield server
     server.close()
@@ -160,16 +161,14 @@ def test_a_retry_with_its_key_after_an_unknown_outcome_appends_once(hardy: Serve
     assert client.diff(topic).data == ["once"]
 
 
-def test_a_pause_shorter_than_the_patience_costs_nothing_but_time(hardy: Server, client: Client) -> None:
+def test_a_pause_shorter_than_the_patience_costs_nothing_but_time(server: Server, connect: Callable[[], Wire]) -> None:
     topic = topic_on(0)
-    client.put(topic)
-    with paused(hardy, "shard-0") as pid:
-        wire = Wire(hardy.port)
+    wire = connect()
+    with paused(server, "shard-0") as pid:
         wire.send(append_request(topic))
         wire.assert_silent(for_s=0.3)
     assert wire.answer()["seqs"] == [1]
-    wire.close()
-    assert hardy.pid_of("shard-0") == pid
+    assert server.pid_of("shard-0") == pid
 
 
 def test_a_call_has_a_deadline_of_its_own(small_server: Server) -> None:
@@ -184,6 +183,18 @@ def test_a_call_has_a_deadline_of_its_own(small_server: Server) -> None:
         assert client.append(topic, 1, idempotency_key="k").status in (200, 201)
         assert client.diff(topic).data == [1]
     assert small_server.pid_of("shard-0") == pid
+
+
+def test_messages_may_be_much_larger_than_the_rings(hardy: Server, client: Client) -> None:
+    topic = topic_on(0)
+    data = ["x" * 500_000, "y" * 500_000] * 5
+    assert client.append(topic, *data)["count"] == 10
+    read: list[str] = []
+    while len(read) < 10:
+        read += client.diff(topic, len(read), limit=2).data
+    assert read == data
+    with hardy.client("http2") as other:
+        assert other.diff(topic, 9).data == data[9:]
 
 
 # --- a gateway ---------------------------------------------------------------------------------------

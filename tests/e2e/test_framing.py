@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -86,6 +87,74 @@ def test_slow_and_fast_requests_of_a_pipeline_keep_their_order(wire: Wire, api1:
     assert answers[7]["seqs"] == [2]
     assert len(answers[8]["topics"]) == 1
     assert answers[9]["status"] == "ok"
+
+
+def test_requests_of_a_pipeline_take_effect_in_order(wire: Wire, topic: str) -> None:
+    """Whatever path each takes through the server, it sees what the ones before it did, and nothing else."""
+    path = f"/v0/topics/{topic}"
+    wire.ask(request("PUT", path, b"{}"))
+    state, diff = request("GET", path), request("POST", f"{path}/diff", b'{"limit":1000}')
+    round_of_seven = [
+        append_request(topic),  # seqs 1 to 4 of five
+        request("POST", path, b'{"records":[{"data":1,"tag":"a"},{"data":2,"tag":"b","meta":{}}],"node":"n"}'),
+        diff,
+        append_request(topic, idempotency_key='"%d"'),
+        request("POST", f"{path}/delete", b'{"match":"a"}'),
+        state,
+        request("POST", path, '{"records":[{"data":"é"}]}'.encode()),
+    ]
+    rounds = 20
+    parts = []
+    for number in range(rounds):
+        parts += [part.replace(b'"%d"', b'"%02d"' % number) for part in round_of_seven]
+    parts = [_with_length(part) for part in parts]
+    sender = threading.Thread(target=wire.send, args=(b"".join(parts),))
+    sender.start()
+    for number in range(rounds):
+        first = 5 * number + 1
+        assert wire.answer()["seqs"] == [first]
+        assert wire.answer()["seqs"] == [first + 1, first + 2]
+        assert wire.answer()["head_seq"] == first + 2
+        assert wire.answer()["seqs"] == [first + 3]
+        assert wire.answer()["deleted"] == 1
+        seen = wire.answer()
+        assert (seen["head_seq"], seen["count"]) == (first + 3, first + 3 - (number + 1))
+        assert wire.answer()["seqs"] == [first + 4]
+    sender.join()
+
+
+def _with_length(raw: bytes) -> bytes:
+    """The same request with the length of the body it has now."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body])
+
+
+def test_a_client_that_does_not_read_keeps_nobody_waiting(
+    server: Server, connect: Connect, api1: Client, topic: str
+) -> None:
+    """Nor does it cost more memory than the requests of one connection may: the server stops reading from it."""
+    api1.append(topic, "x" * 500_000)
+    before = _memory(server)
+    deaf = connect()
+    deaf.send(request("POST", f"/v0/topics/{topic}/diff", b"{}") * 2_000)
+    wire = connect()
+    started = time.monotonic()
+    for number in range(2, 22):
+        assert wire.ask(append_request(topic))["seqs"] == [number]
+    assert time.monotonic() - started < 3
+    assert _memory(server) - before < 300_000_000
+
+
+def _memory(server: Server) -> int:
+    return sum(line.rss_bytes or 0 for line in server.ps().processes)
+
+
+def test_hundreds_of_connections_at_a_time(connect: Connect, topic: str) -> None:
+    wires = [connect() for _ in range(300)]
+    for wire in wires:
+        wire.send(append_request(topic))
+    assert sorted(wire.answer()["first_seq"] for wire in wires) == list(range(1, 301))
 
 
 def test_a_client_that_does_not_read_loses_nothing(wire: Wire, api1: Client, topic: str) -> None:
@@ -217,6 +286,26 @@ def test_a_gzip_body_may_be_chunked(wire: Wire, topic: str) -> None:
     assert wire.ask(head + chunked(gzip.compress(BODY), 5, 5))["seqs"] == [1]
 
 
+def test_a_chunked_body_where_none_belongs_is_passed_over(wire: Wire, api1: Client, topic: str) -> None:
+    raw = request("GET", "/v0/health", headers=("Transfer-Encoding: CHUNKED",)) + chunked(append_request(topic), 20)
+    wire.send(raw + HEALTH)
+    assert wire.answer().status == 200
+    assert wire.answer().status == 200
+    assert api1.state(topic).status == 404
+
+
+@pytest.mark.parametrize("size", [64 << 10, 256 << 10, 512 << 10])
+@pytest.mark.parametrize("off", [-200, -1, 0, 1])
+def test_bodies_of_all_sizes_and_what_stands_behind_them(wire: Wire, topic: str, size: int, off: int) -> None:
+    """Around the sizes at which the server goes about it in another way."""
+    body = b'{"records":[{"data":"%b"}]}' % (b"x" * (size + off - 25))
+    assert len(body) == size + off
+    wire.send((request("POST", f"/v0/topics/{topic}", body) + HEALTH) * 2)
+    assert [wire.answer().status for _ in range(4)] == [201, 200, 200, 200]
+    for data in json.loads(wire.ask(request("POST", f"/v0/topics/{topic}/diff", b"{}")).raw)["records"]:
+        assert len(data["data"]) == size + off - 25
+
+
 # --- expect ------------------------------------------------------------------------------------------
 
 EXPECT = ("Expect: 100-continue",)
@@ -232,6 +321,14 @@ def test_expect_is_told_to_continue(wire: Wire, topic: str) -> None:
     assert wire.head() == (100, {})
     assert wire.ask(BODY)["seqs"] == [1]
     assert wire.ask(HEALTH).status == 200
+
+
+def test_expect_with_a_large_body(wire: Wire, topic: str) -> None:
+    body = b'{"records":[{"data":"%b"}]}' % (b"x" * 500_000)
+    wire.send(_expecting(topic, body))
+    assert wire.head() == (100, {})
+    assert wire.ask(body, HEALTH)["seqs"] == [1]
+    assert wire.answer().status == 200
 
 
 def test_expect_with_chunks(wire: Wire, topic: str) -> None:
