@@ -226,12 +226,12 @@ def test_what_was_acknowledged_before_the_gateway_died_is_there(hardy: Server, c
 # --- quotas ------------------------------------------------------------------------------------------
 
 
-def test_quotas_hold_over_all_shards(start_server: Start) -> None:
+def test_quotas_hold_over_all_shards_and_classes(start_server: Start) -> None:
     server = start_server(TOPICS_MAX_TOPICS=3, TOPICS_MAX_TOTAL_BYTES=10_000, TOPICS_WAL_SHARDS=SHARDS)
     topics = [topic_on(0), topic_on(1), topic_on(0)]
     with server.client() as client:
         for topic in topics:
-            client.put(topic)
+            client.put(topic, durability="fsync" if topic == topics[1] else "disk")
         for refused in (client.put(topic_on(1)), client.append(topic_on(0), 1)):
             assert refused.refusal == (429, "throttled")
             assert (refused.detail["limit"], refused.detail["max"]) == ("max_topics", 3)
