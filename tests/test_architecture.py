@@ -1,0 +1,245 @@
+"""The rules of the house, checked: who imports whom, who may touch the disk, and how modules are named.
+
+Only the syntax tree is looked at, so a rule holds for code that no test happens to run.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Who may import whom, downwards only. A room not listed here fails the test until somebody decides.
+BASE = {"errors", "limits", "settings", "__init__"}
+ROOMS: dict[str, set[str]] = {
+    "storage": set(),
+    "shm": set(),
+    "actors": {"storage", "shm"},
+    "walshard": {"storage", "shm", "actors"},
+    "gateway": {"storage", "shm", "actors"},
+    "queue": {"storage", "shm", "actors"},
+    "router": {"storage", "shm", "actors"},
+    "client": set(),
+    "bench": {"storage", "shm", "actors"},
+    "cli": {"storage", "shm", "actors", "walshard", "gateway", "queue", "router", "client", "bench"},
+}
+
+# Third-party modules that belong to one room alone.
+OWNED = {
+    "posix_ipc": {"shm"},
+    "quart": {"gateway"},
+    "quart_trio": {"gateway"},
+    "hypercorn": {"gateway"},
+    "httptools": {"gateway"},
+    "click": {"cli"},
+    "rich": {"cli", "bench"},
+}
+NEVER = {"asyncio", "multiprocessing"}
+STORAGE_NEEDS = {"msgspec", "xxhash"}  # all that an executor of Spark has
+
+# What changes files, and where that may happen.
+WRITES = {
+    "write",
+    "pwrite",
+    "writev",
+    "pwritev",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "renames",
+    "replace",
+    "posix_fallocate",
+    "ftruncate",
+    "truncate",
+    "link",
+    "symlink",
+    "sendfile",
+}
+MAY_WRITE = {"topics/walshard/disk.py", "topics/actors/datadir.py", "topics/actors/listener.py"}
+# Shared memory is reserved with fallocate too, but it is no file of ours.
+MAY_RESERVE = {"topics/shm/region.py"}
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT / "topics").parts
+    return parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module a file imports, also inside functions, as dotted names with their line."""
+    package = path.relative_to(ROOT).parent.as_posix().replace("/", ".")
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            yield base, node.lineno
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+
+
+def rooms_imported(path: Path) -> Iterator[tuple[str, int]]:
+    for name, line in imports(path):
+        parts = name.split(".")
+        if parts[0] == "topics" and len(parts) > 1:
+            yield parts[1], line
+
+
+def test_every_room_is_known() -> None:
+    found = {room_of(path) for path in modules("topics")}
+    assert found <= set(ROOMS) | BASE
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_imports_go_downwards(path: Path) -> None:
+    room = room_of(path)
+    allowed = BASE | {"__version__", room} | ROOMS.get(room, set())
+    if room in BASE:
+        allowed = BASE | {"__version__"}
+    wrong = [f"line {line}: topics.{other}" for other, line in rooms_imported(path) if other not in allowed]
+    assert not wrong, f"{name_of(path)} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_third_party_modules_stay_in_their_room(path: Path) -> None:
+    room = room_of(path)
+    wrong = []
+    for name, line in imports(path):
+        top = name.split(".")[0]
+        if top in NEVER or (top in OWNED and room not in OWNED[top]):
+            wrong.append(f"line {line}: {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", modules("topics/storage"), ids=name_of)
+def test_storage_needs_only_what_spark_has(path: Path) -> None:
+    for name, line in imports(path):
+        top = name.split(".")[0]
+        known = top in sys.stdlib_module_names or top in STORAGE_NEEDS or top == "topics"
+        assert known, f"line {line}: {name}"
+
+
+@pytest.mark.parametrize("path", modules("topics/storage"), ids=name_of)
+def test_storage_opens_no_file_and_asks_no_time(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("open", "io.open"), f"line {node.lineno}"
+            assert not called.startswith(("time.", "random.", "datetime.")), f"line {node.lineno}: {called}"
+            assert not (called.startswith("os.") and not called.startswith("os.path.")), f"line {node.lineno}: {called}"
+
+
+def calls_that_write(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called.startswith("os.") and called[3:] in WRITES:
+                yield f"line {node.lineno}: {called}"
+            elif called in ("open", "io.open") and _writes(node):
+                yield f"line {node.lineno}: {called} for writing"
+            elif called.endswith((".write_text", ".write_bytes")) or called.startswith("shutil."):
+                yield f"line {node.lineno}: {called}"
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            for alias in node.names:
+                if alias.name in WRITES:
+                    yield f"line {node.lineno}: from os import {alias.name}"
+
+
+def _writes(call: ast.Call) -> bool:
+    mode = call.args[1] if len(call.args) > 1 else None
+    for keyword in call.keywords:
+        if keyword.arg == "mode":
+            mode = keyword.value
+    if mode is None:
+        return False
+    return not isinstance(mode, ast.Constant) or any(letter in str(mode.value) for letter in "wax+")
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_files_are_written_in_one_module_alone(path: Path) -> None:
+    if name_of(path) in MAY_WRITE or room_of(path) in ("bench", "cli"):
+        return
+    found = list(calls_that_write(path))
+    if name_of(path) in MAY_RESERVE:
+        found = [call for call in found if "posix_fallocate" not in call]
+    assert not found
+
+
+def test_the_bench_is_imported_by_the_cli_alone() -> None:
+    for path in modules("topics"):
+        if room_of(path) not in ("bench", "cli"):
+            assert "bench" not in {room for room, _ in rooms_imported(path)}, name_of(path)
+
+
+def test_spark_imports_storage_and_errors_alone() -> None:
+    for path in modules("spark_pipeline"):
+        rooms = {room for room, _ in rooms_imported(path)}
+        assert rooms <= {"storage", "errors"}, name_of(path)
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_names_say_what_is_inside(path: Path) -> None:
+    words = {word for part in path.relative_to(ROOT).with_suffix("").parts for word in part.split("_")}
+    assert not words & FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_every_module_says_what_it_owns(path: Path) -> None:
+    text = ast.get_docstring(tree_of(path))
+    assert text, "a module opens with a docstring"
+
+
+@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+def test_foreign_bytes_are_refused_by_exception_and_not_by_assert(path: Path) -> None:
+    """asserts state what the types can't; in the modules that read bytes of others there are none."""
+    if room_of(path) in ("storage", "shm"):
+        found = [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert)]
+        assert not found
+
+
+def test_the_rules_notice_what_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that never fires is no rule."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    bad = tmp_path / "topics" / "walshard" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    bad.write_text(
+        "import os\nfrom os import fsync\nfrom topics.gateway import hot\nfrom . import x\nimport quart\n"
+        "def f():\n    from topics import queue\n    os.pwrite(1, b'', 0)\n    open('x', mode='ab')\n    open('x')\n"
+        "    os.replace('a', 'b')\n"
+    )
+    assert {room for room, _ in rooms_imported(bad)} == {"gateway", "queue", "walshard"}
+    found = [call.split(": ")[1] for call in calls_that_write(bad)]
+    assert sorted(found) == ["from os import fsync", "open for writing", "os.pwrite", "os.replace"]
+    with pytest.raises(AssertionError):
+        test_imports_go_downwards(bad)
+    with pytest.raises(AssertionError):
+        test_third_party_modules_stay_in_their_room(bad)
+    with pytest.raises(AssertionError):
+        test_files_are_written_in_one_module_alone(bad)
+    with pytest.raises(AssertionError):
+        test_every_module_says_what_it_owns(bad)
