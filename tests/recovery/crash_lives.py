@@ -15,42 +15,47 @@ Story = Generator[None, Server, None]
 _Start = Callable[[Server], Story]
 
 
+_by_ends: dict[tuple[str, ...], dict[str, _Start]] = {}  # of all modules that were collected
+_told: dict[tuple[str, ...], dict[str, BaseException | None]] = {}
+
+
 class Stories:
-    def __init__(self, *, shards: int = 1) -> None:
-        self._shards = shards
-        self._told: dict[tuple[str, ...], dict[str, BaseException | None]] = {}
-        self._by_ends: dict[tuple[str, ...], dict[str, _Start]] = {}
+    """The stories of one module."""
+
+    def __init__(self) -> None:
+        self._mine: list[tuple[str, tuple[str, ...]]] = []
 
     def lives(self, *ends: str) -> Callable[[_Start], _Start]:
         """Register a story; ends: how its lives end, "kill" or "stop", in order. The last life just goes on."""
 
         def register(story: _Start) -> _Start:
-            self._by_ends.setdefault(ends, {})[story.__name__] = story
+            _by_ends.setdefault(ends, {})[story.__name__] = story
+            self._mine.append((story.__name__, ends))
             return story
 
         return register
 
     @property
     def names(self) -> list[str]:
-        return [f"{name}-{'-'.join(ends)}" for ends, stories in self._by_ends.items() for name in stories]
+        return [f"{name}-{'-'.join(ends)}" for name, ends in self._mine]
 
     def tell(self, name: str, folder: Path) -> None:
         """Raise what became of this story; the first of a kind runs all that share its lives."""
         story, *rest = name.split("-")
         ends = tuple(rest)
-        if ends not in self._told:
-            self._told[ends] = self._run(ends, folder)
-        failure = self._told[ends][story]
+        if ends not in _told:
+            _told[ends] = self._run(ends, folder)
+        failure = _told[ends][story]
         if failure is not None:
             raise failure
 
     def _run(self, ends: tuple[str, ...], folder: Path) -> dict[str, BaseException | None]:
         outcome: dict[str, BaseException | None] = {}
         running: dict[str, Story] = {}
-        server = Server(folder / "data", shards=self._shards)
+        server = Server(folder / "data", shards=1)
         try:
             server.wait_ready()
-            for name, start in self._by_ends[ends].items():
+            for name, start in _by_ends[ends].items():
                 running[name] = start(server)
                 self._advance(name, running, outcome, None)
             for end in ends:
@@ -58,7 +63,7 @@ class Stories:
                     server.kill()
                 else:
                     assert server.stop() == 0
-                server = Server(folder / "data", shards=self._shards)
+                server = Server(folder / "data", shards=1)
                 server.wait_ready()
                 for name in list(running):
                     self._advance(name, running, outcome, server)

@@ -26,7 +26,7 @@ from crash_folder import (
 from crash_oracle import Oracle
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually, eventually_nudged
 
-from topics.errors import CorruptData
+from topics.errors import CorruptData, FormatError
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES
@@ -78,7 +78,7 @@ def copy(folder: Path, to: Path) -> Path:
 
 
 def cut_points(length: int) -> list[int]:
-    return list(range(0, length)) if EXHAUSTIVE else [60, length - 1]
+    return list(range(0, length)) if EXHAUSTIVE else [60]
 
 
 def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
@@ -235,9 +235,8 @@ def test_a_damaged_end_of_an_older_file_is_refused_and_left_alone(serve: Start) 
     damaged = frames(first)[-1]
     flip(first, damaged.offset + 60)
     before = contents(server.data_dir)
-    server = serve(shards=1, env=SMALL, wait=False)
-    server.wait_state("shard-0", State.FAILED)
-    server.kill()
+    with pytest.raises(CorruptData):
+        recover_here(server.data_dir)
     assert contents(server.data_dir) == before, "what is refused must stay as it is, so that it can be mended"
     flip(first, damaged.offset + 60)
     oracle.restarted()
@@ -444,7 +443,20 @@ def shard_folder_missing(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_damage_is_refused_and_nothing_is_touched(
+def test_damage_is_refused_and_nothing_is_touched(full: tuple[Path, Oracle], tmp_path: Path, what: str) -> None:
+    mine = copy(full[0], tmp_path / "data")
+    named = DAMAGES[what](mine)
+    before = contents(mine)
+    with pytest.raises((CorruptData, FormatError)) as refusal:
+        recover_here(mine)
+    assert contents(mine) == before, "a refusal must not touch the folder"
+    assert str(named) in str(refusal.value)
+    if what.endswith("newer"):
+        assert "newer" in str(refusal.value)
+
+
+@pytest.mark.parametrize("what", DAMAGES if EXHAUSTIVE else ["segment_missing", "snapshot_newer"])
+def test_a_server_on_a_damaged_folder_says_so(
     serve: Start, full: tuple[Path, Oracle], tmp_path: Path, what: str
 ) -> None:
     mine = copy(full[0], tmp_path / "data")
@@ -459,8 +471,6 @@ def test_damage_is_refused_and_nothing_is_touched(
     assert not changed, "a refusal must not touch the folder"
     refusal = next(line for line in server.log().splitlines() if "recovery refused" in line)
     assert str(named) in refusal
-    if what.endswith("newer"):
-        assert "newer" in refusal
     eventually(lambda: server.state("gateway-0") is State.READY, what="the gateway")
     assert "shard-0" in server.ready().body["error"]["message"]
 
@@ -473,10 +483,9 @@ def test_damage_is_refused_and_nothing_is_touched(
     [
         (json.dumps({"format": 99, "layout": 1, "shards": 1}), "newer"),
         ("{", "damaged"),
-        (json.dumps({"format": 1, "layout": 0, "shards": 1}), "damaged"),
         (None, "no topics.json"),
     ],
-    ids=["newer", "cut", "nonsense", "missing"],
+    ids=["newer", "cut", "missing"],
 )
 def test_a_manifest_that_can_not_be_used_refuses_the_start(
     serve: Start, full: tuple[Path, Oracle], tmp_path: Path, text: str | None, says: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from crash_oracle import Fate, Oracle, TopicLedger
-from crash_server import SMALL, Client, Server, eventually
+from crash_server import EXHAUSTIVE, SMALL, Client, Server, eventually
 
 from topics.shm.counters import State
 
@@ -51,7 +51,8 @@ class Filler:
                 while file.write(bytes(4096)):
                     pass
             except OSError as error:
-                assert error.errno == errno.ENOSPC
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def free(self) -> None:
         self._path.unlink()
@@ -119,7 +120,7 @@ def test_writes_are_refused_and_resume_by_themselves(serve: Start, small_disk: P
     oracle.check_keys(server)
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("how", ["kill", "stop"] if EXHAUSTIVE else ["kill"])
 def test_ended_and_started_while_the_disk_is_full(serve: Start, small_disk: Path, how: str) -> None:
     """Nothing is lost, what can be served is served, and space mends the rest without an operator."""
     filler = Filler(small_disk)

@@ -176,8 +176,8 @@ def pipelined(port: int, requests: list[tuple[str, Any]]) -> list[Any]:
     sent = b""
     for path, body in requests:
         payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-        sent += head.encode() + payload
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
+        sent += head.encode() + b"Content-Type: application/json\r\n\r\n" + payload
     answers = []
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(sent)
@@ -282,13 +282,14 @@ def test_a_segment_cleared_by_a_delete_is_dropped_and_does_not_come_back(serve: 
 
 def test_a_cap_over_segments_and_snapshots(serve: Start) -> None:
     server = serve(shards=1, env=SMALL)
+    folder = server.data_dir
     oracle = Oracle()
     client = server.client()
     topic = oracle.create(client, "t", "disk", cap_records=130)
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(30):
             topic.append_plain(client, 11, padding=PADDING)
-        eventually(lambda: newest_snapshot(server.data_dir) and segments(server.data_dir), what="segments")
+        eventually(lambda: newest_snapshot(folder) and segments(folder), what="segments")
         before = floors(client, "t")
         assert before["tombstone"]["gap_to"] == before["head_seq"] - 130
         server.kill()

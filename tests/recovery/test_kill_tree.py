@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.recovery, pytest.mark.timeout(1200 if EXHAUSTIVE else 
 
 @pytest.mark.parametrize(
     ("env", "rounds"),
-    [({}, 12 if EXHAUSTIVE else 2), (SMALL, 25 if EXHAUSTIVE else 4)],
+    [({}, 12 if EXHAUSTIVE else 2), (SMALL, 25 if EXHAUSTIVE else 3)],
     ids=["defaults", "small-files"],
 )
 def test_everything_acknowledged_is_there_after_each_kill(

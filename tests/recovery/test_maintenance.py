@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from crash_folder import newest_snapshot, segments, snapshots, wal_files
+from crash_folder import newest_snapshot, segments, wal_files
 from crash_oracle import Oracle
 from crash_server import SMALL, Server, eventually
 
@@ -27,15 +27,14 @@ def test_the_log_is_trimmed_under_steady_load(serve: Callable[..., Server]) -> N
     client = server.client()
     oracle = Oracle()
     topic = oracle.create(client, "t", "disk")
-    most = 0
-    started = time.monotonic()
-    while time.monotonic() < started + 3:
+    (first,) = wal_files(server.data_dir)
+
+    def first_file_let_go() -> bool:
         topic.append_plain(client, 12, padding=PADDING)
-        most = max(most, len(wal_files(server.data_dir)))
-        time.sleep(0.025)  # a shard that is busy puts this work off on purpose
-    written = topic.highest_acked * len(PADDING)
-    assert snapshots(server.data_dir), f"no snapshot in 3 s of load; {most} WAL files"
-    assert most < written / (1 << 20) / 2, f"{most} WAL files for {written >> 20} MiB: none was let go"
+        time.sleep(0.02)  # a shard that is busy puts this work off on purpose
+        return not first.exists()
+
+    eventually(first_file_let_go, within_s=20, what="a WAL file trimmed while the load goes on")
     eventually(lambda: len(wal_files(server.data_dir)) <= 3, what="the log trimmed once it is quiet")
     server.kill()
     oracle.restarted()

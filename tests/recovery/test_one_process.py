@@ -160,6 +160,8 @@ def test_gateway_and_shard_die_at_once(serve: Start) -> None:
         server.signal_child(name)
     eventually(lambda: server.restarts("gateway-0") and server.restarts("shard-1"), what="both restarted")
     server.wait_ready()
+    for topic in topics:
+        eventually(lambda topic=topic: server.client().get(topic.name).ok, within_s=5, what=f"{topic.name} served")
     oracle.check(server)
     for topic in topics:
         topic.append_plain(server.client(), 4)

@@ -50,37 +50,28 @@ def loaded(serve: Start, seed: int, env: dict[str, str], *, requests: int) -> tu
     return server, oracle
 
 
-def test_killed_in_the_middle_of_recovery(serve: Start, seed: int) -> None:
+def test_killed_in_the_middle_of_recovery_and_each_shows_the_same(serve: Start, seed: int) -> None:
     rng = random.Random(seed)
-    server, oracle = loaded(serve, seed, SMALL, requests=800)
+    server, oracle = loaded(serve, seed, SMALL, requests=700)
     server.kill()
-    for _ in range(40 if EXHAUSTIVE else 4):
+    for _ in range(40 if EXHAUSTIVE else 3):
         dying = serve(shards=2, env=SMALL, wait=False)
-        eventually(lambda: dying.board.row("shard-0"), what="a shard")
+        eventually(lambda dying=dying: dying.board.row("shard-0"), what="a shard")
         time.sleep(rng.uniform(0.05, 0.6))
         dying.kill()
     oracle.restarted()
     server = serve(shards=2, env=SMALL)
     oracle.check(server)
-    oracle.check_keys(server)
-
-
-def test_each_recovery_shows_the_same(serve: Start, seed: int) -> None:
-    server, oracle = loaded(serve, seed, SMALL, requests=400)
-    server.kill()
-    oracle.restarted()
-    server = serve(shards=2, env=SMALL)
-    oracle.check(server)
-    # What the first recovery decides about ephemeral heads is the last time they jump: nothing was given out since.
+    # Ephemeral heads may jump at every start, the rest is still.
     logged = Oracle()
     logged.topics = {name: topic for name, topic in oracle.topics.items() if topic.durability != "ephemeral"}
     first = shown(server.client(), logged)
-    for _ in range(2):
-        server.kill()
-        oracle.restarted()
-        server = serve(shards=2, env=SMALL)
-        assert shown(server.client(), logged) == first
+    server.kill()
+    oracle.restarted()
+    server = serve(shards=2, env=SMALL)
+    assert shown(server.client(), logged) == first
     oracle.check(server)
+    oracle.check_keys(server)
 
 
 def test_a_clean_stop_leaves_nothing_to_replay(serve: Start, seed: int) -> None:
