@@ -302,7 +302,11 @@ class Mover:
         self._snapshot_no += 1
         stale, self._old_snapshots = self._old_snapshots, [path]
 
+        unsynced = [file.fd for file in wal.files if file.last_lsn > wal.synced_lsn]
+
         def write() -> None:
+            for fd in unsynced:  # a snapshot never covers what is not on the platter
+                self._disk.sync(fd)
             for segment, rows in flags:
                 segment.write_flags(rows)
             self._disk.write_whole(path, encode_snapshot(state))

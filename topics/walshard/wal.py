@@ -188,6 +188,7 @@ class Wal:
         path = os.path.join(self._folder, numbered_name(self._layout, self._next_file_no, "wal"))
         fd = self._disk.create(path, size=size)
         self._disk.write(fd, header.encode(), 0)
+        self._disk.sync(fd)  # a file whose header a power cut took could not be told from damage
         self._next_file_no += 1
         kill_point("rotated")
         return WalFile(path, header, self._disk, fd=fd, size=size)
