@@ -81,6 +81,10 @@ class Idle:
             self._busy_until_ns = time.monotonic_ns() + _LINGER_NS
         return self._without_bell(events)
 
+    def poll(self) -> list[tuple[int, int]]:
+        """Descriptors that are ready now."""
+        return self._without_bell(self.epoll.poll(0))
+
     def _spin(self, now: int) -> list[tuple[int, int]] | None:
         """Look until something comes or the time is up (None)."""
         stop = now + self._spin_ns

@@ -26,6 +26,7 @@ from topics.gateway.hot import HotLane
 from topics.gateway.routes import Routes
 from topics.shm.counters import Word
 
+_GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
 _ACCEPTS_PER_ROUND = 64
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
@@ -96,11 +97,15 @@ class Gateway:
         while not (self._stop_by_ns and self._stopped()):
             events = await idle.wait(expecting=len(calls) > 0, linger=not self.cold.connections)
             hot.begin_round()
-            for fd, event in events:
-                if fd == listener_fd:
-                    self._accept()
-                else:
-                    hot.handle(fd, event)
+            for _ in range(_GATHER):
+                for fd, event in events:
+                    if fd == listener_fd:
+                        self._accept()
+                    else:
+                        hot.handle(fd, event)
+                # What arrived meanwhile joins this round: larger rounds, fewer wake-ups of the shards.
+                if len(events) < 2 or not (events := idle.poll()):
+                    break
             calls.flush()
             try:
                 calls.drain()

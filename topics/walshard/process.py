@@ -27,12 +27,13 @@ from topics.walshard.segments import OpenFiles
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
 
+_GATHER = 2  # how often a round looks for more requests before it writes
 MAINTENANCE_NS = 200_000_000
 QUIET_SHARE = 0.02  # busy for less than this share of the time: a good moment to move things
 
 
 async def run(context: Context) -> None:
-    sys.setswitchinterval(0.0005)  # the syncer and the mover must get the interpreter quickly
+    sys.setswitchinterval(0.0001)  # the syncer and the mover must get the interpreter quickly
     shard = Shard(context)
     try:
         shard.recover()
@@ -198,8 +199,8 @@ class Shard:
             self._busy_ns += now - started
             if now >= self._maintain_ns:
                 period = now - self._maintain_ns + MAINTENANCE_NS
-                works = mover.step(quiet=self._busy_ns < QUIET_SHARE * period)
-                self._settled = not works and now - last_work_ns > MAINTENANCE_NS
+                quiet = self._busy_ns < QUIET_SHARE * period
+                self._settled = not mover.step(quiet=quiet) and quiet
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()
@@ -220,13 +221,17 @@ class Shard:
         commit = engine.commit
         handled = 0
         engine.begin_round(now_ns)
-        for link in self._links.values():
-            messages = link.drain()
-            if messages:
-                writer = link.writer
-                for message in messages:
-                    engine.handle(message, writer)
-                handled += len(messages)
+        for _ in range(_GATHER):
+            before = handled
+            for link in self._links.values():
+                messages = link.drain()
+                if messages:
+                    writer = link.writer
+                    for message in messages:
+                        engine.handle(message, writer)
+                    handled += len(messages)
+            if handled - before < 2:
+                break
         commit.write()
         if self._syncer.busy and (outcome := self._syncer.take()) is not None:
             commit.synced(outcome)
