@@ -1,0 +1,277 @@
+"""Handlers: the question they ask of which shard, and what they make of the answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from topics import __version__
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError
+from topics.gateway.exchange import Call, Gather, Request, Response
+from topics.gateway.handlers import Handlers
+from topics.settings import Settings
+from topics.shm.counters import Board, State, Word
+from topics.storage.config import TopicConfig
+
+SHARDS = ["shard-0", "shard-1", "shard-2"]
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board.create(["supervisor", "gateway-0", *SHARDS])
+
+
+@pytest.fixture
+def handlers(board: Board) -> Handlers:
+    return Handlers(Settings(), shards=3, board=board)
+
+
+def request(name: str = "t", *, body: bytes = b"", key: str | None = None, shard: int = 1, **query: str) -> Request:
+    return Request(name=name, shard=shard, query=query, body=body, idempotency_key=key, started_ns=0)
+
+
+def call_of(outcome: object) -> Call:
+    assert isinstance(outcome, Call)
+    return outcome
+
+
+def content(response: Any) -> dict[str, Any]:
+    assert isinstance(response, Response)
+    found: dict[str, Any] = json.loads(bytes(response.body) + response.tail)
+    return found
+
+
+# --- records ---
+
+
+def test_an_append_asks_its_shard_and_shows_the_seqs(handlers: Handlers) -> None:
+    call = call_of(handlers.append(request(body=b'{"records":[{"data":1},{"data":2}]}', key="k")))
+    assert (call.shard, call.op, call.timeout_ms) == (1, Op.APPEND, 0)
+    assert (call.head.topic, call.head.count, call.head.key) == ("t", 2, "k")
+    response = call.render(messages.Appended(7, 2, 9, False, False, 120, 0), b"")
+    assert response.status == 200
+    shown = content(response)
+    performance = shown.pop("performance")
+    assert shown == {
+        "topic": "t",
+        "first_seq": 7,
+        "last_seq": 8,
+        "seqs": [7, 8],
+        "head_seq": 9,
+        "count": 2,
+        "created": False,
+        "deduped": False,
+    }
+    assert performance["wal_append_ms"] == 0.12
+    assert performance["fsync_ms"] == 0.0
+    assert performance["server_total_ms"] >= 0
+
+
+@pytest.mark.parametrize(("created", "status"), [(True, 201), (False, 200)])
+@pytest.mark.parametrize("microseconds", [0, 1, 999, 4_095, 4_096, 1_234_567, 2**32 - 1])
+def test_an_append_that_created_says_so(handlers: Handlers, created: bool, status: int, microseconds: int) -> None:
+    call = call_of(handlers.append(request(body=b'{"records":[{"data":1}]}')))
+    response = call.render(messages.Appended(1, 1, 1, created, True, microseconds, microseconds), b"")
+    assert response.status == status
+    shown = content(response)
+    assert (shown["created"], shown["deduped"], shown["seqs"]) == (created, True, [1])
+    assert shown["performance"]["wal_append_ms"] == microseconds / 1000
+    assert shown["performance"]["fsync_ms"] == microseconds / 1000
+
+
+@pytest.mark.parametrize("flag", ["false", "0"])
+def test_seqs_may_be_left_out(handlers: Handlers, flag: str) -> None:
+    call = call_of(handlers.append(request(body=b'{"records":[{"data":1}]}', return_seqs=flag)))
+    assert "seqs" not in content(call.render(messages.Appended(1, 1, 1, False, False, 0, 0), b""))
+
+
+def test_a_diff_passes_the_shards_json_on(handlers: Handlers) -> None:
+    call = call_of(handlers.diff(request(body=b'{"from_seq":5,"wait_ms":700}')))
+    assert (call.op, call.head.from_seq, call.head.wait_ms) == (Op.DIFF, 5, 700)
+    assert call.timeout_ms == 700
+    response = call.render(messages.Diffed(3, 0), memoryview(b'{"topic":"t","records":[]'))
+    shown = content(response)
+    assert shown["records"] == []
+    assert shown["performance"]["records_scanned"] == 3
+
+
+def test_a_delete_shows_what_is_left(handlers: Handlers) -> None:
+    call = call_of(handlers.delete_records(request(body=b'{"match":["tag","Glob","x*"],"before_seq":9}')))
+    assert (call.op, call.head.before_seq, call.head.tag, call.head.prefix) == (Op.DELETE_RECORDS, 9, "x", True)
+    shown = content(call.render(messages.RecordsDeleted(3, 4, 9, 5, 500, 1_500), b""))
+    performance = shown.pop("performance")
+    assert shown == {"topic": "t", "deleted": 3, "earliest_seq": 4, "head_seq": 9, "count": 5, "bytes": 500}
+    assert performance["fsync_ms"] == 1.5
+
+
+# --- topics ---
+
+
+@pytest.mark.parametrize(("created", "status"), [(True, 201), (False, 200)])
+def test_a_put_echoes_the_whole_config(handlers: Handlers, created: bool, status: int) -> None:
+    call = call_of(handlers.put_topic(request(body=b'{"durable":true}')))
+    assert call.head == messages.PutTopic("t", TopicConfig(durable=True, durability="fsync"), None)
+    response = call.render(messages.TopicPut(created, call.head.config), b"")
+    assert response.status == status
+    shown = content(response)
+    assert (shown["topic"], shown["created"]) == ("t", created)
+    assert list(shown["config"]) == list(TopicConfig.__struct_fields__)
+    assert shown["config"]["durability"] == "fsync"
+
+
+def test_a_get_shows_the_state(handlers: Handlers) -> None:
+    call = call_of(handlers.get_topic(request()))
+    assert call.head == messages.GetTopic("t", True)
+    assert call_of(handlers.get_topic(request(touch="false"))).head == messages.GetTopic("t", False)
+    report = messages.TopicReport(9, 4, 5, 500, TopicConfig(), 250, 100, None)
+    shown = content(call.render(report, b""))
+    assert shown["next_seq"] == 10
+    assert (shown["head_seq"], shown["earliest_seq"], shown["count"], shown["bytes"]) == (9, 4, 5, 500)
+    assert (shown["type"], shown["effective_priority"]) == ("log", 250)
+    assert (shown["last_write_ts"], shown["last_read_ts"]) == (100, None)
+
+
+def test_a_drop(handlers: Handlers) -> None:
+    call = call_of(handlers.drop_topic(request(if_empty="true")))
+    assert call.head == messages.DropTopic("t", True)
+    shown = content(call.render(messages.TopicDropped(False), b""))
+    assert (shown["deleted"], shown["routers_removed"]) == (False, [])
+
+
+def row(name: str) -> messages.TopicRow:
+    return messages.TopicRow(name, 1, 1, 1, 33, False, 0)
+
+
+def listed(handlers: Handlers, answers: list[messages.TopicsListed], **query: str) -> dict[str, Any]:
+    gather = handlers.list_topics(request("", **query))
+    assert isinstance(gather, Gather)
+    return content(gather.render(answers))
+
+
+def test_a_listing_asks_every_shard_and_merges_by_name(handlers: Handlers) -> None:
+    gather = handlers.list_topics(request("", prefix="p", page_size="3"))
+    assert isinstance(gather, Gather)
+    assert [call.shard for call in gather.calls] == [0, 1, 2]
+    assert all(call.head == messages.ListTopics("p", "", 3, False) for call in gather.calls)
+    shown = listed(
+        handlers,
+        [
+            messages.TopicsListed([row("a"), row("d")], False),
+            messages.TopicsListed([row("b"), row("c")], False),
+            messages.TopicsListed([], False),
+        ],
+        page_size="3",
+    )
+    assert [topic["topic"] for topic in shown["topics"]] == ["a", "b", "c"]
+    after = json.loads(base64.b64decode(shown["next_cursor"]))
+    assert after == {"after": "c"}
+    following = handlers.list_topics(request("", cursor=shown["next_cursor"]))
+    assert isinstance(following, Gather)
+    assert following.calls[0].head.after == "c"
+
+
+def test_the_last_page_has_no_cursor(handlers: Handlers) -> None:
+    none = messages.TopicsListed([], False)
+    assert "next_cursor" not in listed(handlers, [messages.TopicsListed([row("a")], False), none, none])
+    assert "next_cursor" not in listed(handlers, [none, none, none])
+    assert listed(handlers, [none, none, none])["topics"] == []
+    exact = listed(handlers, [messages.TopicsListed([row("a"), row("b")], False), none, none], page_size="2")
+    assert "next_cursor" not in exact
+    assert "next_cursor" in listed(handlers, [messages.TopicsListed([row("a")], True), none, none], page_size="1")
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["", "x", "!!!!", "bm90IGpzb24=", base64.b64encode(b"{}").decode(), base64.b64encode(b'{"after":1}').decode()],
+)
+def test_cursors_that_we_never_gave_out(handlers: Handlers, cursor: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        handlers.list_topics(request("", cursor=cursor))
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("100", 100), ("1000", 1_000), ("1001", 1_000), ("99999", 1_000)])
+def test_page_sizes(handlers: Handlers, text: str, size: int) -> None:
+    gather = handlers.list_topics(request("", page_size=text))
+    assert isinstance(gather, Gather)
+    assert gather.calls[0].head.limit == size
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", "9" * 30])
+def test_page_sizes_that_are_refused(handlers: Handlers, text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        handlers.list_topics(request("", page_size=text))
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("text", ["yes", "True", "2", ""])
+def test_flags_that_are_refused(handlers: Handlers, text: str) -> None:
+    for ask in (
+        lambda: handlers.get_topic(request(touch=text)),
+        lambda: handlers.drop_topic(request(if_empty=text)),
+        lambda: handlers.list_topics(request("", touch=text)),
+        lambda: handlers.append(request(body=b'{"records":[{"data":1}]}', return_seqs=text)),
+    ):
+        with pytest.raises(ApiError) as caught:
+            ask()
+        assert caught.value.code == "invalid_request"
+
+
+# --- probes ---
+
+
+def test_health_always_answers(handlers: Handlers) -> None:
+    response = handlers.health(request(""))
+    shown = content(response)
+    assert (shown["status"], shown["version"]) == ("ok", __version__)
+    assert shown["uptime_ms"] >= 0
+
+
+def be_ready(board: Board) -> None:
+    for name in SHARDS:
+        board.row(name).set(Word.STATE, State.READY)
+        board.row(name).set(Word.TOPICS, 2)
+
+
+def test_ready_when_every_shard_is(handlers: Handlers, board: Board) -> None:
+    be_ready(board)
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    assert response.status == 200
+    shown = content(response)
+    assert (shown["status"], shown["wal_replay_complete"], shown["topics"]) == ("ready", True, 6)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
+def test_not_ready_while_one_is_not(handlers: Handlers, board: Board, state: State) -> None:
+    be_ready(board)
+    board.row("shard-1").set(Word.STATE, state)
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    assert response.status == 503
+    assert ("Retry-After", "1") in response.headers
+    error = content(response)["error"]
+    assert error["code"] == "not_ready"
+    assert error["detail"]["waiting_for"] == {"shard-1": state.name.lower()}
+
+
+def test_not_ready_before_the_gateway_can_reach_them(board: Board) -> None:
+    be_ready(board)
+    handlers = Handlers(Settings(), shards=3, board=board, linked=lambda shard: shard != 2)
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    assert response.status == 503
+    assert list(content(response)["error"]["detail"]["waiting_for"]) == ["shard-2"]
+
+
+def test_not_ready_while_stopping(handlers: Handlers, board: Board) -> None:
+    be_ready(board)
+    handlers.draining = True
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    assert (response.status, content(response)["error"]["code"]) == (503, "shutting_down")
