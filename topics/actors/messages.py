@@ -212,11 +212,13 @@ def pack_appended(
     deduped: bool,
     wal_us: int,
     fsync_us: int,
+    requests: int = 1,
 ) -> bytes:
+    """An append's answer; `requests` of them with consecutive correlations, if several were one batch."""
     return _APPENDED_WHOLE.pack(
-        Op.APPEND,
+        1,
         0,
-        0,
+        requests,
         _APPENDED.size,
         correlation,
         0,
@@ -230,7 +232,7 @@ def pack_appended(
     )
 
 
-unpack_correlation = struct.Struct("<8xQ").unpack_from
+unpack_correlation = struct.Struct("<2xH4xQ").unpack_from  # (requests answered, the first one's correlation)
 
 
 def unpack_appended(message: bytes) -> tuple[int, int, int, bool, bool, int, int]:
@@ -238,15 +240,24 @@ def unpack_appended(message: bytes) -> tuple[int, int, int, bool, bool, int, int
     return _APPENDED.unpack_from(message, 24)
 
 
-def pack_plain(correlation: int, deadline_ms: int, topic: bytes, count: int, size: int, body: bytes) -> bytes:
-    return _PLAIN.pack(9, 0, len(topic), 0, correlation, deadline_ms, count, size) + topic + body
+def pack_plain(correlation: int, deadline_ms: int, topic: bytes, size: int, counts: list[int], body: bytes) -> bytes:
+    """One or more plain appends to a topic as one batch; their correlations follow each other, counts are records."""
+    requests = len(counts)
+    if requests == 1:
+        return _PLAIN.pack(9, 0, len(topic), 1, correlation, deadline_ms, counts[0], size) + topic + body
+    head = _PLAIN.pack(9, 0, len(topic), requests, correlation, deadline_ms, sum(counts), size)
+    return b"".join((head, topic, struct.pack(f"<{requests}I", *counts), body))
 
 
-def unpack_plain(message: bytes) -> tuple[int, int, Append, bytes]:
-    """correlation, deadline, the request, the batch"""
-    _, _, name_len, _, correlation, deadline_ms, count, size = _PLAIN.unpack_from(message)
+def unpack_plain(message: bytes) -> tuple[int, int, Append, bytes, tuple[int, ...] | None]:
+    """correlation, deadline, the request, the batch, and the records of each if it is several requests in one"""
+    _, _, name_len, requests, correlation, deadline_ms, count, size = _PLAIN.unpack_from(message)
     at = _PLAIN_BYTES + name_len
-    return correlation, deadline_ms, Append(message[_PLAIN_BYTES:at].decode(), count, size), message[at:]
+    request = Append(message[_PLAIN_BYTES:at].decode(), count, size)
+    if requests == 1:
+        return correlation, deadline_ms, request, message[at:], None
+    counts = struct.unpack_from(f"<{requests}I", message, at)
+    return correlation, deadline_ms, request, message[at + 4 * requests :], counts
 
 
 def decode_failure(message: bytes) -> ApiError:

@@ -214,7 +214,7 @@ _decode_plain = msgspec.json.Decoder(_PlainIn).decode
 
 
 def decode_plain(body: bytes | bytearray, settings: Settings) -> tuple[int, int, bytes] | None:
-    """(count, size, batch) of an append that is nothing but data and needs no closer look; None: look closer."""
+    """(count, size, joined data) of an append that is nothing but data and needs no closer look; None: look closer."""
     if len(body) > settings.max_record_bytes or not body.isascii():
         return None
     try:
@@ -224,11 +224,11 @@ def decode_plain(body: bytes | bytearray, settings: Settings) -> tuple[int, int,
     count = len(records)
     if count == 1:
         data = bytes(records[0].data)
-        return 1, len(data) + RECORD_OVERHEAD, columns.PLAIN + data
+        return 1, len(data) + RECORD_OVERHEAD, data
     if not 1 < count <= settings.max_batch_records:
         return None
     data = RECORD_SEPARATOR.join([record.data for record in records])
-    return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, columns.PLAIN + data
+    return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, data
 
 
 def _side_columns(

@@ -16,6 +16,7 @@ from topics.actors import messages
 from topics.actors.link import Link
 from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
+from topics.gateway.plain import PlainRun
 
 
 class Pending(Protocol):
@@ -48,6 +49,7 @@ class Calls:
         self._links: list[Link | None] = [None] * shards
         self.timeout_ms = timeout_ms
         self._pending: list[dict[int, Pending]] = [{} for _ in range(shards)]
+        self._runs: list[dict[int, PlainRun]] = [{} for _ in range(shards)]  # by their first correlation
         self._next = 1
         self.refused = 0
 
@@ -63,6 +65,7 @@ class Calls:
         """Nothing asked of this shard will be answered: say so."""
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
+        self._runs[shard].clear()
         for entry in pending.values():
             entry.finish(error_response(_unknown_outcome(shard)))
 
@@ -103,21 +106,34 @@ class Calls:
         self._pending[shard][correlation] = _Asked(call, sink, deadline_ms)
         return correlation
 
-    def send_plain(self, shard: int, entry: Pending, topic: bytes, count: int, size: int, batch: bytes) -> None:
-        """The same for an append without options, whose entry takes the answer itself."""
+    def send_plain(self, run: PlainRun) -> None:
+        """The same for appends without options, whose entries take the answer themselves."""
+        shard, entries = run.shard, run.entries
         link = self._links[shard]
-        if link is None:
-            entry.finish(error_response(_down(shard)))
-            return
+        error = None
         correlation = self._next
-        try:
-            link.writer.send(messages.pack_plain(correlation, entry.deadline_ms, topic, count, size, batch))
-        except RingFull:
-            self.refused += 1
-            entry.finish(error_response(_backpressure(shard)))
+        if link is None:
+            error = _down(shard)
+        else:
+            deadline_ms = entries[0].deadline_ms
+            try:
+                link.writer.send(
+                    messages.pack_plain(correlation, deadline_ms, run.encoded, run.size, run.counts, run.batch())
+                )
+            except RingFull:
+                self.refused += len(entries)
+                error = _backpressure(shard)
+        if error is not None:
+            for entry in entries:
+                entry.finish(error_response(error))
             return
-        self._next = correlation + 1
-        self._pending[shard][correlation] = entry
+        pending = self._pending[shard]
+        for entry in entries:
+            pending[correlation] = entry
+            correlation += 1
+        if len(entries) > 1:
+            self._runs[shard][self._next] = run
+        self._next = correlation
 
     def abandon(self, sink: Sink) -> None:
         """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""
@@ -152,9 +168,12 @@ class Calls:
                 continue
             pending = self._pending[shard]
             correlation_of = messages.unpack_correlation
+            runs = self._runs[shard]
             for message in link.drain():
-                entry = pending.pop(correlation_of(message)[0], None)
-                if entry is not None:
+                requests, correlation = correlation_of(message)
+                if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
+                    _share_out(run, pending, correlation, message)
+                elif (entry := pending.pop(correlation, None)) is not None:
                     entry.take(message)
 
     def flush(self) -> None:
@@ -169,6 +188,16 @@ class Calls:
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
                 pending.pop(correlation).finish(error_response(_unknown_outcome(shard)))
+
+
+def _share_out(run: PlainRun, pending: dict[int, Pending], correlation: int, message: bytes) -> None:
+    """One answer for a whole run: each request gets its part of the seqs, also behind one that gave up waiting."""
+    first, _, head_seq, created, deduped, wal_us, fsync_us = messages.unpack_appended(message)
+    for entry in run.entries:
+        if pending.pop(correlation, None) is not None:
+            entry.take_fields((first, entry.records, head_seq, created, deduped, wal_us, fsync_us))
+        first += entry.records
+        correlation += 1
 
 
 def _down(shard: int) -> ApiError:

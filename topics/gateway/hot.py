@@ -28,8 +28,8 @@ from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.handlers import Handlers, shutting_down
-from topics.gateway.head import Head, Heads, gunzip
-from topics.gateway.plain import PlainAppend
+from topics.gateway.head import Head, Heads, PlainRoute, gunzip
+from topics.gateway.plain import PlainAppend, PlainRun
 from topics.settings import Settings
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,6 +38,8 @@ _BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 _EMPTY = b""
+_RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
+_RUN_REQUESTS = 256
 _DISCARD_MS = 2_000
 
 
@@ -115,6 +117,7 @@ class HotLane:
         self.dirty: set[Connection] = set()
         self.connections: dict[int, Connection] = {}
         self.requests = 0
+        self._runs: dict[str, PlainRun] = {}  # by topic, gathered since they were last sent
         # One buffer for all: asking recv for a fresh one of this size costs more than the copy.
         self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
         self._heads = heads
@@ -359,15 +362,13 @@ class HotLane:
         if (plain := head.plain) is not None and not self.handlers.draining:
             batch = decode_plain(body, self.settings)
             if batch is not None:
-                shard, topic, encoded, return_seqs = plain
-                now = time.perf_counter_ns()
-                entry = PlainAppend(connection, True, head.gzip_answer, topic, return_seqs, now, self.deadline_ms)
-                connection.exchanges.append(entry)
-                self._calls.send_plain(shard, entry, encoded, *batch)
+                self._plain(connection, plain, head.gzip_answer, *batch)
                 if len(connection.exchanges) >= limits.MAX_PIPELINED:
                     self._set_interest(connection, connection.interest & ~_IN)
                 return
             head.plain = None  # this client sends more than data; don't try each time
+        if self._runs:
+            self.send_runs()  # what came before takes effect before
         exchange = Exchange(connection, head.keep_alive, head.gzip_answer, head.bodiless)
         connection.exchanges.append(exchange)
         if not head.keep_alive:
@@ -390,6 +391,29 @@ class HotLane:
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
         if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
             self._set_interest(connection, connection.interest & ~_IN)
+
+    def _plain(
+        self, connection: Connection, route: PlainRoute, gzipped: bool, count: int, size: int, data: bytes
+    ) -> None:
+        """Add an append to this round's run of its topic."""
+        shard, topic, encoded, return_seqs = route
+        entry = PlainAppend(
+            connection, True, gzipped, topic, count, return_seqs, time.perf_counter_ns(), self.deadline_ms
+        )
+        connection.exchanges.append(entry)
+        run = self._runs.get(topic)
+        if run is None:
+            run = self._runs[topic] = PlainRun(shard, encoded)
+        run.add(entry, size, data)
+        if run.size > _RUN_BYTES or len(run.entries) >= _RUN_REQUESTS:
+            del self._runs[topic]
+            self._calls.send_plain(run)
+
+    def send_runs(self) -> None:
+        """Pass on the plain appends of this round."""
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._calls.send_plain(run)
 
     on_fault: Callable[[Exception], None] = staticmethod(lambda error: None)
 

@@ -2,7 +2,8 @@
 
 It does what handlers.append does for such a request, without the objects in between: the request is one struct that
 waits for its own answer, the ring message has a fixed head, and the answer goes from the ring into HTTP bytes in
-one step. Whatever is not plain takes the ordinary way; so does every refusal, which finds the words for it.
+one step. Appends of one round to one topic travel together: they are one message, one batch and one answer.
+Whatever is not plain takes the ordinary way; so does every refusal, which finds the words for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import msgspec
 from topics.actors import messages
 from topics.gateway.exchange import Response, error_response
 from topics.gateway.handlers import append_json
+from topics.storage import columns
+from topics.storage.format import RECORD_SEPARATOR
 
 _RESPONSE = b"%bContent-Length: %d\r\n\r\n%b"
 
@@ -25,20 +28,24 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
     keep_alive: bool
     gzipped: bool
     topic: str
+    records: int
     return_seqs: bool
     started_ns: int
     deadline_ms: int
     answer: bytes | None = None
 
     def take(self, message: bytes) -> None:
-        """The shard has answered."""
+        """The shard has answered this request alone."""
         if message[1]:
             self.finish(error_response(messages.decode_failure(message)))
-            return
+        else:
+            self.take_fields(messages.unpack_appended(message))
+
+    def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None:
+        """What it was given: the fields of messages.Appended."""
         connection = self.connection
         if connection.closed:
             return
-        fields = messages.unpack_appended(message)
         body = append_json(self.topic, fields, self.return_seqs, self.started_ns)
         if self.keep_alive and not self.gzipped:
             status = 201 if fields[3] else 200
@@ -55,3 +62,27 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
         self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=False)
         lane.dirty.add(connection)
+
+
+class PlainRun:
+    """Plain appends to one topic, gathered in one round."""
+
+    __slots__ = ("counts", "data", "encoded", "entries", "shard", "size")
+
+    def __init__(self, shard: int, encoded: bytes) -> None:
+        self.shard = shard
+        self.encoded = encoded  # the topic's name
+        self.entries: list[PlainAppend] = []
+        self.counts: list[int] = []
+        self.data: list[bytes] = []
+        self.size = 0
+
+    def add(self, entry: PlainAppend, size: int, data: bytes) -> None:
+        self.entries.append(entry)
+        self.counts.append(entry.records)
+        self.data.append(data)
+        self.size += size
+
+    def batch(self) -> bytes:
+        data = self.data
+        return columns.PLAIN + (data[0] if len(data) == 1 else RECORD_SEPARATOR.join(data))

@@ -106,6 +106,7 @@ class Gateway:
                 # What arrived meanwhile joins this round: larger rounds, fewer wake-ups of the shards.
                 if len(events) < 2 or not (events := idle.poll()):
                     break
+            hot.send_runs()
             calls.flush()
             try:
                 calls.drain()

@@ -54,6 +54,7 @@ class Written(msgspec.Struct, gc=False, eq=False):
     lsn: int
     reply_to: Any  # a ReplyTo
     correlation: int
+    requests: int = 1  # several plain appends in one batch, with consecutive correlations
     wal_us: int = 0
     written_ns: int = 0
 
@@ -108,6 +109,7 @@ class Commit:
         ts: int,
         reply_to: ReplyTo,
         correlation: int,
+        requests: int,
     ) -> None:
         """Give the batch its seqs and put it into the next write."""
         first, count, size, key = topic.next_seq, request.count, request.size, request.key
@@ -137,7 +139,7 @@ class Commit:
         topic.last_ts = ts
         topic.pending_records += count
         topic.pending_bytes += size
-        self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation))
+        self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(
@@ -224,7 +226,8 @@ class Commit:
                 entry.row.source.release(entry.row)
             if entry.created:
                 self._forget_topic(topic)
-            entry.reply_to.send_always(messages.pack_failure(Op.APPEND, entry.correlation, failure))
+            for correlation in range(entry.correlation, entry.correlation + entry.requests):
+                entry.reply_to.send_always(messages.pack_failure(Op.APPEND, correlation, failure))
 
     def _publish(self, entry: Written, fsync_us: int) -> None:
         topic, row = entry.topic, entry.row
@@ -256,6 +259,7 @@ class Commit:
                 False,
                 entry.wal_us,
                 fsync_us,
+                entry.requests,
             )
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,9 +19,10 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, DiskFull, topic_not_found
 from topics.settings import Settings
+from topics.storage import columns
 from topics.storage.config import TopicConfig, topic_id
 from topics.storage.control import DeleteFrame
-from topics.storage.format import FrameType, frame_bytes
+from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.clock import Clock
@@ -84,29 +85,26 @@ class Engine:
         """Take one request; it is answered now, with the next write, or after a sync."""
         op = message[0]
         if op == _PLAIN:
-            correlation, deadline_ms, request, body = messages.unpack_plain(message)
-            op = _APPEND
-        else:
-            _, _, correlation, deadline_ms, head, body = messages.unpack(message)
-            if op == Op.CANCEL:
-                self.polls.cancel(reply_to, correlation)
-                return
-            request = messages.decode_request(op, head)
+            correlation, deadline_ms, request, body, counts = messages.unpack_plain(message)
+            if deadline_ms >= self._round_ms:
+                self._plain(request, body, counts, reply_to, correlation)
+            return
+        _, _, correlation, deadline_ms, head, body = messages.unpack(message)
+        if op == Op.CANCEL:
+            self.polls.cancel(reply_to, correlation)
+            return
         if deadline_ms and deadline_ms < self._round_ms:
             return
         self.requests += 1
+        request = messages.decode_request(op, head)
         try:
             if op == _APPEND:
-                answer = self._append(request, body, reply_to, correlation)
+                answer = self._append(request, body, reply_to, correlation, 1)
             else:
                 self.commit.write()
                 answer = self._handlers[op](request, reply_to, correlation)
-        except ApiError as error:
-            answer = messages.pack_failure(op, correlation, error)
-        except CorruptData as error:
-            answer = messages.pack_failure(op, correlation, ApiError("internal", f"stored data is damaged: {error}"))
-        except (DiskFull, OSError) as error:
-            answer = messages.pack_failure(op, correlation, write_failed(error))
+        except (ApiError, CorruptData, DiskFull, OSError) as error:
+            answer = messages.pack_failure(op, correlation, _as_api_error(error))
         if answer is not None:
             reply_to.send_always(answer)
 
@@ -120,7 +118,35 @@ class Engine:
 
     # --- append --------------------------------------------------------------------------------------
 
-    def _append(self, request: messages.Append, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
+    def _plain(
+        self,
+        request: messages.Append,
+        body: bytes,
+        counts: tuple[int, ...] | None,
+        reply_to: ReplyTo,
+        correlation: int,
+    ) -> None:
+        """One or several appends without options. Several are one batch, unless each must be judged by itself."""
+        requests = 1 if counts is None else len(counts)
+        self.requests += requests
+        if counts is not None:
+            topic = self.topics.get(request.topic)
+            if topic is None or topic.config.discard == "reject" or self.settings.max_total_bytes:
+                self.requests -= requests
+                for at, (one, batch) in enumerate(_apart(request, body, counts)):
+                    self._plain(one, batch, None, reply_to, correlation + at)
+                return
+        try:
+            answer = self._append(request, body, reply_to, correlation, requests)
+            if answer is not None:
+                reply_to.send_always(answer)
+        except (ApiError, CorruptData, DiskFull, OSError) as error:
+            for each in range(correlation, correlation + requests):
+                reply_to.send_always(messages.pack_failure(_APPEND, each, _as_api_error(error)))
+
+    def _append(
+        self, request: messages.Append, body: bytes, reply_to: ReplyTo, correlation: int, requests: int
+    ) -> bytes | None:
         now = self.clock.now_ms()
         topic = self.topics.get(request.topic)
         created = topic is None
@@ -142,7 +168,14 @@ class Engine:
         first = topic.next_seq
         try:
             self.commit.stage_batch(
-                topic, request, body, created=created, ts=ts, reply_to=reply_to, correlation=correlation
+                topic,
+                request,
+                body,
+                created=created,
+                ts=ts,
+                reply_to=reply_to,
+                correlation=correlation,
+                requests=requests,
             )
         except (ApiError, DiskFull, OSError):
             if created:
@@ -397,6 +430,25 @@ class Engine:
         """When the engine wants to be called without a request."""
         due = [at for at in (self.polls.next_deadline_ns, self.commit.sync_due_ns) if at is not None]
         return min(due, default=None)
+
+
+def _apart(request: messages.Append, body: bytes, counts: tuple[int, ...]) -> Iterator[tuple[messages.Append, bytes]]:
+    """The requests that were joined into one batch, each with its own."""
+    values = columns.Columns(body, count=request.count, ts=0).data()
+    at = 0
+    for count in counts:
+        own = values[at : at + count]
+        at += count
+        size = sum(map(len, own)) + count * RECORD_OVERHEAD
+        yield messages.Append(request.topic, count, size), columns.pack(own)
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, CorruptData):
+        return ApiError("internal", f"stored data is damaged: {error}")
+    return write_failed(error)
 
 
 def seqs_with_tag(topic: Topic, tag: str, *, prefix: bool, below: int) -> list[int]:
