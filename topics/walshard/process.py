@@ -242,10 +242,10 @@ class Shard:
         engine.polls.end_due(engine.refresh)
         if handled:
             self._settled = False
-            # Before the answers go out: other shards read these for the limits of the whole instance.
-            words = self._context.row.words
-            words[Word.TOPICS] = len(engine.topics)
-            words[Word.BYTES_LIVE] = engine.totals.bytes
+        # Before the answers go out: other shards read these for the limits of the whole instance.
+        words = self._context.row.words
+        words[Word.TOPICS] = len(engine.topics)
+        words[Word.BYTES_LIVE] = engine.totals.bytes
         for link in self._links.values():
             link.flush()
         return handled > 0
