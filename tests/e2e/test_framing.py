@@ -208,6 +208,125 @@ def test_an_upgrade_we_do_not_speak_is_answered_as_a_plain_request(wire: Wire, t
     assert wire.ask(HEALTH).status == 200
 
 
+# --- appends that arrive together --------------------------------------------------------------------
+# The server may handle them as one; no client can tell.
+
+
+def _statuses(wire: Wire, count: int) -> list[int]:
+    return [wire.answer().status for _ in range(count)]
+
+
+def test_only_the_first_of_them_creates(wire: Wire, topic: str) -> None:
+    wire.send(append_request(topic) * 10)
+    answers = [wire.answer() for _ in range(10)]
+    assert [answer.status for answer in answers] == [201] + [200] * 9
+    assert [answer["created"] for answer in answers] == [True] + [False] * 9
+    assert [answer["seqs"] for answer in answers] == [[n] for n in range(1, 11)]
+    assert [answer["count"] for answer in answers] == [1] * 10
+    assert all(answer["head_seq"] >= answer["last_seq"] for answer in answers)
+
+
+def test_each_is_answered_for_its_own_records(wire: Wire, api1: Client, topic: str) -> None:
+    sizes = [1, 3, 2, 50, 1, 7]
+    bodies = [b",".join([b'{"data":"%d/%d"}' % (at, n) for n in range(size)]) for at, size in enumerate(sizes)]
+    wire.send(b"".join(request("POST", f"/v0/topics/{topic}", b'{"records":[%b]}' % body) for body in bodies))
+    first = 1
+    for size in sizes:
+        answer = wire.answer()
+        assert (answer["first_seq"], answer["last_seq"], answer["count"]) == (first, first + size - 1, size)
+        assert answer["seqs"] == list(range(first, first + size))
+        first += size
+    assert api1.diff(topic).data == [f"{at}/{n}" for at, size in enumerate(sizes) for n in range(size)]
+
+
+def test_return_seqs_is_each_ones_own(wire: Wire, topic: str) -> None:
+    body = b'{"records":[{"data":1}]}'
+    wire.send((request("POST", f"/v0/topics/{topic}?return_seqs=false", body) + append_request(topic)) * 3)
+    assert ["seqs" in wire.answer().json for _ in range(6)] == [False, True] * 3
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 7])
+def test_a_full_topic_takes_as_many_as_fit(wire: Wire, api1: Client, topic: str, cap: int) -> None:
+    api1.put(topic, cap_records=cap, discard="reject")
+    wire.send(append_request(topic) * 10)
+    assert _statuses(wire, 10) == [200] * cap + [422] * (10 - cap)
+    assert api1.state(topic)["head_seq"] == cap
+
+
+def test_the_first_that_does_not_fit_stops_none_that_does(wire: Wire, api1: Client, topic: str) -> None:
+    api1.put(topic, cap_records=4, discard="reject")
+    two = request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":1},{"data":2}]}')
+    five = request("POST", f"/v0/topics/{topic}", b'{"records":[%b]}' % b",".join([b'{"data":0}'] * 5))
+    wire.send(append_request(topic) + two + five + two + append_request(topic) + append_request(topic))
+    assert _statuses(wire, 6) == [200, 200, 400, 422, 200, 422]
+    assert api1.state(topic)["count"] == 4
+
+
+def test_caps_in_bytes_are_each_ones_own(wire: Wire, api1: Client, topic: str) -> None:
+    api1.append(f"{topic}.measure", "x" * 100)
+    size = api1.state(f"{topic}.measure")["bytes"]
+    api1.put(topic, cap_bytes=3 * size, discard="reject")
+    wire.send(append_request(topic, '"' + "x" * 100 + '"') * 5)
+    assert _statuses(wire, 5) == [200, 200, 200, 422, 422]
+
+
+def test_evictions_are_as_if_each_had_come_alone(wire: Wire, api1: Client, topic: str) -> None:
+    api1.put(topic, cap_records=3)
+    wire.send(b"".join(append_request(topic, str(n)) for n in range(10)))
+    assert _statuses(wire, 10) == [200] * 10
+    answer = api1.diff(topic)
+    assert (answer.data, answer["tombstone"]["gap_to"]) == ([7, 8, 9], 7)
+
+
+def test_a_bad_one_among_them_is_refused_alone(wire: Wire, api1: Client, topic: str) -> None:
+    path = f"/v0/topics/{topic}"
+    wire.send(append_request(topic) + request("POST", path, b'{"records":[{"data":1},]}') + append_request(topic))
+    assert _statuses(wire, 3) == [201, 400, 200]
+    assert api1.state(topic)["head_seq"] == 2
+
+
+def test_different_topics_among_them(wire: Wire, api1: Client, topic: str) -> None:
+    wire.send(b"".join(append_request(f"{topic}.{n % 3}", str(n)) for n in range(30)))
+    answers = [wire.answer() for _ in range(30)]
+    assert [answer["topic"] for answer in answers] == [f"{topic}.{n % 3}" for n in range(30)]
+    for number in range(3):
+        assert api1.diff(f"{topic}.{number}").data == list(range(number, 30, 3))
+
+
+def test_a_topic_deleted_among_them(wire: Wire, api1: Client, topic: str) -> None:
+    api1.put(topic, ttl_ms=60_000)
+    wire.send(append_request(topic) * 2 + request("DELETE", f"/v0/topics/{topic}") + append_request(topic) * 2)
+    answers = [wire.answer() for _ in range(5)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 201, 200]
+    assert [answer["seqs"] for answer in answers if "seqs" in answer.json] == [[1], [2], [1], [2]]
+    assert api1.state(topic)["config"]["ttl_ms"] == 0
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_many_connections_at_once(connect: Connect, api1: Client, topic: str, durability: str) -> None:
+    api1.put(topic, durability=durability)
+    wires = [connect() for _ in range(30)]
+    for number, wire in enumerate(wires):
+        wire.send(append_request(topic, f"[{number},0]") + append_request(topic, f"[{number},1]"))
+    placed: dict[int, list[int]] = {}
+    for number, wire in enumerate(wires):
+        for at in range(2):
+            answer = wire.answer()
+            assert (answer["performance"]["fsync_ms"] > 0) == (durability == "fsync")
+            placed[answer["seqs"][0]] = [number, at]
+    assert api1.diff(topic).data == [placed[seq] for seq in range(1, 61)]
+
+
+def test_one_of_them_who_leaves_takes_nobody_along(connect: Connect, api1: Client, topic: str) -> None:
+    api1.put(topic, durability="fsync")
+    stay, leave = connect(), connect()
+    for _ in range(10):
+        leave.send(append_request(topic))
+        stay.send(append_request(topic))
+    leave.reset()
+    assert _statuses(stay, 10) == [200] * 10
+
+
 # --- HEAD --------------------------------------------------------------------------------------------
 
 
