@@ -254,6 +254,9 @@ class HotLane:
         while at < size and not connection.closing:
             head = connection.head
             if head is None:
+                if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
+                    self._set_interest(connection, connection.interest & ~_IN)
+                    break  # the rest waits in the buffer until answers are out
                 while data[at : at + 2] == b"\r\n":
                     at += 2  # empty lines before a request line mean nothing
                 end = data.find(b"\r\n\r\n", at)
@@ -363,8 +366,6 @@ class HotLane:
             batch = decode_plain(body, self.settings)
             if batch is not None:
                 self._plain(connection, plain, head.gzip_answer, *batch)
-                if len(connection.exchanges) >= limits.MAX_PIPELINED:
-                    self._set_interest(connection, connection.interest & ~_IN)
                 return
             head.plain = None  # this client sends more than data; don't try each time
         if self._runs:
@@ -389,8 +390,6 @@ class HotLane:
         except Exception as error:  # a bug costs one request, not the gateway
             self.on_fault(error)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
-        if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
-            self._set_interest(connection, connection.interest & ~_IN)
 
     def _plain(
         self, connection: Connection, route: PlainRoute, gzipped: bool, count: int, size: int, data: bytes
@@ -469,6 +468,8 @@ class HotLane:
             self._finish(connection)
         elif connection.interest != _IN and not connection.closing:
             self._set_interest(connection, _IN)
+            if connection.buffer:
+                self._understand(connection, connection.buffer)
 
     def _finish(self, connection: Connection) -> None:
         """Everything is said. Closing with bytes unread would reset the connection and take the answer with it, so

@@ -115,6 +115,8 @@ class Gateway:
                 raise
             if hot.dirty:
                 hot.send_dirty()
+                hot.send_runs()  # an answer that went out may have let more requests in
+                calls.flush()
             now = time.monotonic_ns()
             if now >= self._sweep_ns:
                 self._sweep_ns = now + _SWEEP_NS

@@ -31,6 +31,7 @@ from topics.storage.format import frame_bytes
 from topics.storage.paths import index_path, numbered_name, segment_name, topic_dir
 from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
 from topics.storage.snapshot import ShardState, encode_snapshot
+from topics.walshard import retention
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.rows import Row
@@ -40,6 +41,7 @@ from topics.walshard.topic import Topic
 from topics.walshard.wal import WalFile
 
 _RETRY_MS = 1_000
+_EXPIRE_MS = 60_000
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 
 
@@ -89,6 +91,7 @@ class Mover:
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
         self.snapshot_lsn = snapshot_lsn
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
+        self._expire_ms = 0  # when every topic's TTL is next looked at
         self._retry_ms = 0  # after a full disk: not before this
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
@@ -108,8 +111,13 @@ class Mover:
         pressed = (
             wal.backlog_bytes > limits.WAL_BACKLOG_BYTES or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
         )
-        if engine.clock.now_ms() < self._retry_ms:
+        now = engine.clock.now_ms()
+        if now < self._retry_ms:
             return True
+        if now >= self._expire_ms:
+            self._expire_ms = now + _EXPIRE_MS
+            for each in engine.topics.values():
+                retention.expire(each, now_ms=now)  # nobody may ever look at it again
         if self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
         elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
@@ -138,11 +146,12 @@ class Mover:
 
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
-        if wal.written_lsn == self.snapshot_lsn:
+        dead = self._engine.totals.dead_segments
+        if wal.written_lsn == self.snapshot_lsn and not dead:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
         if quiet or pressed:
-            return freeable > 0 or bool(self._engine.dropped)
+            return freeable > 0 or bool(self._engine.dropped) or dead > 0
         return freeable >= _FREEABLE_FILES
 
     # --- flush ---------------------------------------------------------------------------------------
@@ -286,6 +295,7 @@ class Mover:
                     dirty.append((segment, segment.dirty))
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
+        engine.totals.dead_segments = 0
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered = wal.written_lsn

@@ -21,11 +21,12 @@ from topics.walshard.tags import TagIndex
 
 
 class Totals:
-    """Live records and bytes over all topics of a shard."""
+    """Sums over all topics of a shard."""
 
     def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
+        self.records = 0  # live
+        self.bytes = 0  # of live records
+        self.dead_segments = 0  # files that only wait for the next snapshot
 
 
 class Topic:
@@ -142,6 +143,8 @@ class Topic:
                 self.tail_records -= row.count
                 self.tail_bytes -= row.length
             source.release(row)
+            if isinstance(source, Segment) and source.live_rows == 0:
+                self.totals.dead_segments += 1
         row.body = None
         row.rendered = None
 
