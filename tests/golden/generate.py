@@ -188,8 +188,11 @@ TOPIC = TopicState(
     expired_total=1,
     segments=[SegmentState(7, 12, 640, True, True), SegmentState(20, 22, 320, False, False)],
     keys=[KeyState("schlüssel-1", 11, 2, TS + 2)],
+    holes=[(13, 19)],
 )
-SHARD = ShardState(shard=3, layout=2, lsn=1007, clock_ms=TS + 10, clean=True, topics=[Raw(encode_topic(TOPIC))])
+SHARD = ShardState(
+    shard=3, layout=2, lsn=1007, clock_ms=TS + 10, clean=True, file_no=4, topics=[Raw(encode_topic(TOPIC))]
+)
 
 
 def snapshot() -> bytes:

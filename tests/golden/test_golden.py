@@ -204,5 +204,5 @@ def test_snapshot_by_hand() -> None:
     assert data[:8] == b"TOPICSNP"
     assert (u32(data, 8), u64(data, 16), u64(data, 24)) == (1, len(data) - 32, xxh3_64_intdigest(data[32:]))
     shard = msgspec.msgpack.decode(data[32:])
-    assert shard[:5] == [3, 2, 1007, TS + 10, True]
-    assert shard[5][0][:2] == [TOPIC_ID, "jobs"]
+    assert shard[:6] == [3, 2, 1007, TS + 10, True, 4]
+    assert shard[6][0][:2] == [TOPIC_ID, "jobs"]

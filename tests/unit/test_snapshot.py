@@ -42,12 +42,13 @@ def topic(number: int) -> TopicState:
         expired_total=0,
         segments=[SegmentState(2, 8, 640, True, False)],
         keys=[KeyState("k", 8, 2, 9)],
+        holes=[(3, 4)],
     )
 
 
 def shard(topics: int = 2) -> ShardState:
     states = [Raw(encode_topic(topic(number))) for number in range(topics)]
-    return ShardState(shard=1, layout=2, lsn=3, clock_ms=4, clean=False, topics=states)
+    return ShardState(shard=1, layout=2, lsn=3, clock_ms=4, clean=False, file_no=5, topics=states)
 
 
 def test_round_trip() -> None:
