@@ -124,6 +124,7 @@ def test_a_body_far_beyond_the_limit_may_cost_the_connection_but_nothing_more(
         pass
     wire2 = connect2(small_server)
     assert wire2.answer(wire2.ask("POST", f"/v0/topics/{topic}", BODY))["seqs"] == [1]
+    assert "Traceback" not in small_server.output()
 
 
 def test_a_body_in_many_frames(wire2: H2Wire, topic: str) -> None:
