@@ -27,22 +27,23 @@ class Route(NamedTuple):
     takes_body: bool
 
 
-class Routes:
-    """`*` stands for a topic's name."""
+_NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
 
+
+class Routes:
     def __init__(self, handlers: Handlers) -> None:
         self._shards = handlers.shards
         self.append: Handler = handlers.append
         self._table: dict[tuple[str, ...], dict[str, Handler]] = {
             ("v0", "topics"): {"GET": handlers.list_topics},
-            ("v0", "topics", "*"): {
+            ("v0", "topics", _NAME): {
                 "PUT": handlers.put_topic,
                 "GET": handlers.get_topic,
                 "DELETE": handlers.drop_topic,
                 "POST": handlers.append,
             },
-            ("v0", "topics", "*", "diff"): {"POST": handlers.diff},
-            ("v0", "topics", "*", "delete"): {"POST": handlers.delete_records},
+            ("v0", "topics", _NAME, "diff"): {"POST": handlers.diff},
+            ("v0", "topics", _NAME, "delete"): {"POST": handlers.delete_records},
             ("v0", "health"): {"GET": handlers.health},
             ("v0", "ready"): {"GET": handlers.ready},
             ("healthz",): {"GET": handlers.health},
@@ -57,7 +58,7 @@ class Routes:
         methods = self._table.get(parts)
         name = ""
         if methods is None and len(parts) >= 3:
-            methods = self._table.get((*parts[:2], "*", *parts[3:]))
+            methods = self._table.get((*parts[:2], _NAME, *parts[3:]))
             name = parts[2]
         if methods is None:
             raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
