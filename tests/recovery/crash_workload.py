@@ -39,7 +39,8 @@ class Worker(threading.Thread):
         self._port = port
         self._rng = rng
         self._group = group
-        self._tags: dict[str, list[str]] = {topic.name: [] for topic in topics}  # not deleted, as far as we know
+        self._tags: dict[str, list[str]] = {topic.name: [] for topic in topics}  # whose delete was not asked for yet
+        self._used: dict[str, set[str]] = {topic.name: set() for topic in topics}
         self._generation = 0
         self._keys = 0
         self.error: BaseException | None = None
@@ -92,6 +93,7 @@ class Worker(threading.Thread):
             tag = f"{self.name}/{self._generation}"
             if tag not in self._tags[topic.name]:
                 self._tags[topic.name].append(tag)
+                self._used[topic.name].add(tag)
         meta = b'{"k": %d}' % rng.randint(0, 9) if rng.random() < 0.3 else None
         padding = "x" * rng.choice(PADDINGS)
         records = [(padding, tag if index % 3 != 1 else None, meta) for index in range(rng.choice(COUNTS))]
@@ -112,10 +114,10 @@ class Worker(threading.Thread):
         topic.delete(client, tags=[tag], match=match)
 
     def _delete_prefix(self, client: Client, topic: TopicLedger) -> None:
-        tags = self._tags[topic.name]
         self._generation += 1
         self._tags[topic.name] = []
-        topic.delete(client, tags=tags, match=["tag", "Glob", f"{self.name}/*"])
+        # Also those whose own delete was refused or not answered.
+        topic.delete(client, tags=self._used[topic.name], match=["tag", "Glob", f"{self.name}/*"])
 
     def _delete_before(self, client: Client, topic: TopicLedger) -> None:
         if topic.highest_acked > 50:
