@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis
 import msgspec
@@ -358,6 +358,7 @@ class Shard:
     def __init__(
         self, folder: os.PathLike[str] | str, *, wall: Wall | None = None, disk: Disk | None = None, **settings: Any
     ) -> None:
+        self._close_those_of_other_tests()
         self.settings = Settings(data_dir=os.fspath(folder), **settings)
         self.wall = wall or Wall()
         self.entropy = count(1)
@@ -365,6 +366,16 @@ class Shard:
         self.open(disk)
 
     # --- life ---
+
+    _alive: ClassVar[list[Shard]] = []
+
+    def _close_those_of_other_tests(self) -> None:
+        """Threads and descriptors of a test that just ended, well or badly, need not wait for its fixtures."""
+        self._test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
+        for shard in [shard for shard in Shard._alive if shard._test != self._test]:
+            shard.crash()
+            Shard._alive.remove(shard)
+        Shard._alive.append(self)
 
     def open(self, disk: Disk | None = None, *, boot: bytes = BOOT) -> None:
         self.is_open = False
@@ -425,7 +436,7 @@ class Shard:
 
     def crash(self) -> None:
         """Let go of everything and leave the files as they are."""
-        if not self.is_open:
+        if not getattr(self, "is_open", False):
             return
         self.is_open = False
         self.mover.close()

@@ -14,7 +14,7 @@ from topics import limits
 from topics.errors import ApiError
 from topics.gateway import bodies
 from topics.settings import Settings
-from topics.storage.columns import Columns
+from topics.storage.columns import Columns, pack_joined
 from topics.storage.config import TopicConfig
 
 SETTINGS = Settings()
@@ -237,7 +237,8 @@ def test_the_plain_path_never_differs_from_the_ordinary_one(body: bytes, small: 
     if plain is None:
         return
     head, batch = bodies.decode_append(body, "t", settings, key=None)
-    assert plain == (head.count, head.size, batch)
+    count, size, joined = plain
+    assert (count, size, pack_joined(joined, tags=None, nodes=None, metas=None)) == (head.count, head.size, batch)
     assert (head.create, head.config, head.key) == (None, None, None)
 
 

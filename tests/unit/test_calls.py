@@ -14,11 +14,14 @@ from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.gateway import calls as calls_module
+from topics.gateway.answers import Answers
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Call, Gather, Response
+from topics.gateway.plain import PlainAppend, PlainRun
 from topics.shm.doorbell import Doorbell
 from topics.shm.layout import link_bytes
 from topics.shm.ring import format_link
+from topics.storage.columns import Columns
 
 RING_BYTES = 64 * 1024
 
@@ -365,52 +368,144 @@ def test_long_polls_end_when_the_server_stops(calls: Calls, shards: list[Shard])
 # --- appends without options take their answer themselves ---
 
 
-class Plain:
+class Lane:
+    """As much of the hot lane as a plain append needs."""
+
     def __init__(self) -> None:
-        self.deadline_ms = time.monotonic_ns() // 1_000_000 + 5_000
-        self.taken: list[bytes] = []
-        self.finished: list[Response] = []
+        self.dirty: set[Any] = set()
+        self.answers = Answers()
+        self.answers.tick()
+        self.handlers = self
+        self.draining = False
 
-    def take(self, message: bytes) -> None:
-        self.taken.append(bytes(message))
 
-    def finish(self, value: Response) -> None:
-        self.finished.append(value)
+class Connection:
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.closed = False
+
+
+def plain(records: int = 1, *, return_seqs: bool = True) -> PlainAppend:
+    deadline_ms = time.monotonic_ns() // 1_000_000 + 5_000
+    return PlainAppend(Connection(Lane()), True, False, "t", records, return_seqs, time.perf_counter_ns(), deadline_ms)
+
+
+def run_of(shard: int, *entries: PlainAppend) -> PlainRun:
+    run = PlainRun(shard, b"t")
+    for entry in entries:
+        run.add(entry, 33 * entry.records, b"\x1e".join([b"1"] * entry.records))
+    return run
+
+
+def shown(entry: PlainAppend) -> tuple[int, dict[str, Any]]:
+    assert entry.answer is not None, "not answered"
+    head, _, body = entry.answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)
 
 
 def test_a_plain_append(calls: Calls, shards: list[Shard]) -> None:
-    entry = Plain()
-    calls.send_plain(2, entry, b"t", 1, 33, b"batch")
+    entry = plain(2)
+    calls.send_plain(run_of(2, entry))
     calls.flush()
     [message] = shards[2].shard.drain()
-    correlation, deadline_ms, request, batch = messages.unpack_plain(message)
-    assert (deadline_ms, request, bytes(batch)) == (entry.deadline_ms, messages.Append("t", 1, 33), b"batch")
-    answer = messages.pack_appended(correlation, 1, 1, 1, False, False, 0, 0)
-    shards[2].answer(answer)
+    correlation, deadline_ms, request, batch, counts = messages.unpack_plain(message)
+    assert (deadline_ms, request, counts) == (entry.deadline_ms, messages.Append("t", 2, 66), None)
+    assert Columns(bytes(batch), count=2, ts=0).data() == [b"1", b"1"]
+    shards[2].answer(messages.pack_appended(correlation, 5, 2, 6, True, False, 0, 0))
     calls.drain()
-    assert (entry.taken, entry.finished) == ([answer], [])
+    status, content = shown(entry)
+    assert (status, content["seqs"], content["head_seq"], content["created"]) == (201, [5, 6], 6, True)
     assert len(calls) == 0
+
+
+def test_a_run_is_one_question_and_its_answer_is_shared_out(calls: Calls, shards: list[Shard]) -> None:
+    entries = [plain(2), plain(1), plain(3, return_seqs=False)]
+    before = submit(calls, drop(1))
+    calls.send_plain(run_of(1, *entries))
+    after = submit(calls, drop(1))
+    first, message, last = shards[1].shard.drain()
+    correlation, _, request, batch, counts = messages.unpack_plain(message)
+    assert (request.count, counts) == (6, (2, 1, 3))
+    assert len(Columns(bytes(batch), count=6, ts=0).data()) == 6
+    shards[1].answer(messages.pack_appended(correlation, 10, 6, 15, False, False, 7, 0, 3))
+    shards[1].dropped(messages.unpack(last).correlation, True)
+    shards[1].dropped(messages.unpack(first).correlation, False)
+    calls.drain()
+    contents = [shown(entry)[1] for entry in entries]
+    assert [(one["first_seq"], one["last_seq"], one["count"]) for one in contents] == [
+        (10, 11, 2),
+        (12, 12, 1),
+        (13, 15, 3),
+    ]
+    assert [one.get("seqs") for one in contents] == [[10, 11], [12], None]
+    assert all(one["head_seq"] == 15 for one in contents)
+    assert (before.value.deleted, after.value.deleted) == (False, True)
+    assert len(calls) == 0
+
+
+def test_a_run_that_was_judged_one_by_one(calls: Calls, shards: list[Shard]) -> None:
+    entries = [plain(1), plain(1), plain(1)]
+    calls.send_plain(run_of(1, *entries))
+    calls.flush()
+    [message] = shards[1].shard.drain()
+    correlation = messages.unpack_plain(message)[0]
+    shards[1].answer(messages.pack_appended(correlation, 1, 1, 1, True, False, 0, 0))
+    shards[1].answer(messages.pack_failure(Op.APPEND, correlation + 1, ApiError("topic_full", "full")))
+    shards[1].answer(messages.pack_appended(correlation + 2, 2, 1, 2, False, False, 0, 0))
+    calls.drain()
+    assert [shown(entry)[0] for entry in entries] == [201, 422, 200]
+    assert len(calls) == 0
+
+
+def test_one_of_a_run_gave_up_waiting(calls: Calls, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    entries = [plain(2), plain(2)]
+    entries[1].deadline_ms += 60_000
+    calls.send_plain(run_of(0, *entries))
+    calls.flush()
+    [message] = shards[0].shard.drain()
+    clock.pass_ms(10_000)
+    calls.expire()
+    assert shown(entries[0])[0] == 503
+    shards[0].answer(messages.pack_appended(messages.unpack_plain(message)[0], 1, 4, 4, False, False, 0, 0, 2))
+    calls.drain()
+    status, content = shown(entries[1])
+    assert (status, content["seqs"]) == (200, [3, 4])
+    assert shown(entries[0])[0] == 503
+
+
+def test_a_client_that_left_is_not_answered(calls: Calls, shards: list[Shard]) -> None:
+    entries = [plain(1), plain(1)]
+    entries[0].connection.closed = True
+    calls.send_plain(run_of(0, *entries))
+    calls.flush()
+    [message] = shards[0].shard.drain()
+    shards[0].answer(messages.pack_appended(messages.unpack_plain(message)[0], 1, 2, 2, False, False, 0, 0, 2))
+    calls.drain()
+    assert entries[0].answer is None
+    assert shown(entries[1])[1]["seqs"] == [2]
 
 
 def test_plain_appends_end_like_all_others(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    late, gone, refused = Plain(), Plain(), Plain()
-    calls.send_plain(0, late, b"t", 1, 33, b"batch")
-    calls.send_plain(1, gone, b"t", 1, 33, b"batch")
+    late, gone, refused = plain(), plain(), plain()
+    calls.send_plain(run_of(0, late))
+    calls.send_plain(run_of(1, gone, plain()))
     calls.link_down(1)
-    calls.send_plain(1, refused, b"t", 1, 33, b"batch")
+    calls.send_plain(run_of(1, refused))
     clock.pass_ms(6_000)
     calls.expire()
-    for entry in (late, gone, refused):
-        assert [response.status for response in entry.finished] == [503]
-        assert entry.taken == []
+    assert [shown(entry)[0] for entry in (late, gone, refused)] == [503, 503, 503]
+    assert len(calls) == 0
+    calls.link_up(1, Shard().gateway)
+    calls.drain()
 
 
 def test_a_plain_append_into_a_full_ring(calls: Calls) -> None:
-    last = Plain()
     for _ in range(10_000):
-        last = Plain()
-        calls.send_plain(0, last, b"t", 1, 33, bytes(500))
-        if last.finished:
+        entries = [plain(50), plain(50)]
+        calls.send_plain(run_of(0, *entries))
+        if entries[0].answer is not None:
             break
-    assert [response.status for response in last.finished] == [429]
+    assert [shown(entry)[0] for entry in entries] == [429, 429]
+    assert calls.refused == 2

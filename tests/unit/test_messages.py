@@ -81,19 +81,27 @@ def test_the_answer_to_an_append(correlation: int, **fields: Any) -> None:
     correlation=U64,
     deadline_ms=U64,
     topic=st.text(st.sampled_from("abc:-_.9"), min_size=1, max_size=255),
-    count=U32,
     size=U64,
+    counts=st.lists(st.integers(1, 10_000), min_size=1, max_size=20),
     body=st.binary(max_size=200),
 )
-def test_a_plain_append_is_an_append(
-    correlation: int, deadline_ms: int, topic: str, count: int, size: int, body: bytes
+def test_plain_appends_are_appends(
+    correlation: int, deadline_ms: int, topic: str, size: int, counts: list[int], body: bytes
 ) -> None:
-    message = messages.pack_plain(correlation, deadline_ms, topic.encode(), count, size, body)
+    message = messages.pack_plain(correlation, deadline_ms, topic.encode(), size, counts, body)
     assert message[0] == Op.APPEND_PLAIN
     assert messages.unpack(message).correlation == correlation
     found = messages.unpack_plain(message)
-    assert (found[0], found[1], found[2]) == (correlation, deadline_ms, messages.Append(topic, count, size))
+    assert found[:3] == (correlation, deadline_ms, messages.Append(topic, sum(counts), size))
     assert bytes(found[3]) == body
+    assert found[4] == (tuple(counts) if len(counts) > 1 else None)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 256, 65_535])
+def test_one_answer_may_be_for_several_requests(requests: int) -> None:
+    message = messages.pack_appended(7, 1, 9, 9, False, False, 0, 0, requests)
+    assert messages.unpack_correlation(message) == (requests, 7)
+    assert messages.decode_answer(message)[0].records == 9
 
 
 @pytest.mark.parametrize("detail", [None, {}, {"cap_records": 5, "nested": {"a": [1, "x", None]}}])
