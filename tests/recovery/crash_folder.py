@@ -7,6 +7,8 @@ import hashlib
 import os
 from pathlib import Path
 
+import msgspec
+
 from topics.settings import Settings
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import Frame, decode_wal_header, scan
@@ -73,6 +75,13 @@ def blocks(path: Path) -> list[tuple[BlockEntry, bytes]]:
     header = decode_segment_header(data[:FILE_HEADER_BYTES], path=str(path))
     found = scan_blocks(data, salt=header.salt, path=str(path))
     return [(entry, data[entry.flags_offset : entry.flags_offset + entry.count]) for entry, _ in found]
+
+
+def another_boot(path: Path) -> None:
+    """As if the machine had restarted since this WAL file was written: its header names another boot."""
+    data = path.read_bytes()[:FILE_HEADER_BYTES]
+    header = decode_wal_header(data, path=str(path))
+    overwrite(path, 0, msgspec.structs.replace(header, boot_id=bytes(16)).encode())
 
 
 def flip(path: Path, offset: int, mask: int = 0x40) -> None:

@@ -26,12 +26,14 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from crash_server import Answer, Client, NoAnswer, Server
 
 from topics.storage.format import RECORD_OVERHEAD
 
+Given = tuple[str, str | None, bytes | None] | tuple[str, str | None, bytes | None, str | None]
 _NAMED = re.compile(rb'^\{"b":(\d+),"i":(\d+),"n":(\d+)[,}]')
 
 
@@ -162,15 +164,15 @@ class TopicLedger:
             self.unanswered_configs.append(wanted)
         return answer
 
-    def new_batch(self, records: Sequence[tuple[str, str | None, bytes | None]], key: str | None = None) -> Batch:
-        """records: (padding, tag, meta)."""
+    def new_batch(self, records: Sequence[Given], key: str | None = None) -> Batch:
+        """records: (padding, tag, meta) or (padding, tag, meta, node)."""
         number = next(self._oracle.numbers)
         count = len(records)
         made = []
-        for index, (padding, tag, meta) in enumerate(records):
+        for index, (padding, tag, meta, *node) in enumerate(records):
             # A spelling that no encoder would choose: the bytes must come back as they were sent.
             data = b'{"b":%d,"i":%d,"n":%d, "v":1.50E+1,"p":"%b"}' % (number, index, count, padding.encode())
-            made.append(Record(data, tag, meta))
+            made.append(Record(data, tag, meta, node[0] if node else None))
         batch = Batch(number, made, key)
         batch.life = self._oracle.life
         with self._lock:
@@ -193,9 +195,7 @@ class TopicLedger:
         elif not answer.outcome_unknown:
             batch.fate = Fate.REFUSED
 
-    def append(
-        self, client: Client, records: Sequence[tuple[str, str | None, bytes | None]], key: str | None = None
-    ) -> Batch:
+    def append(self, client: Client, records: Sequence[Given], key: str | None = None) -> Batch:
         batch = self.new_batch(records, key)
         self.send(client, batch)
         return batch
@@ -446,10 +446,14 @@ class Oracle:
         """All topics against the server; returns how many records were read."""
         client = server.client()
         read = 0
+        listed = list_topics(client)
         try:
-            for ledger in self.topics.values():
+            for name, ledger in self.topics.items():
                 reading = ledger.check(client, crashed=crashed)
-                read += len(reading.records) if reading is not None else 0
+                assert (name in listed) == (reading is not None), f"{name}: the listing disagrees with the topic"
+                if reading is not None:
+                    read += len(reading.records)
+                    assert (listed[name]["head_seq"], listed[name]["count"]) == (reading.head_seq, len(reading.records))
         finally:
             client.close()
         return read
@@ -472,6 +476,22 @@ class Oracle:
         return sum(
             batch.fate is Fate.ACKED for ledger in self.topics.values() for batch in list(ledger.batches.values())
         )
+
+
+def list_topics(client: Client) -> dict[str, dict[str, Any]]:
+    """All pages of the listing, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    cursor = ""
+    while True:
+        answer = client.call("GET", f"/v0/topics?page_size=50{cursor}")
+        assert answer.ok, answer.raw
+        page = [row["topic"] for row in answer.body["topics"]]
+        assert page == sorted(page)
+        assert not found.keys() & set(page)
+        found.update({row["topic"]: row for row in answer.body["topics"]})
+        if "next_cursor" not in answer.body:
+            return found
+        cursor = f"&cursor={quote(answer.body['next_cursor'])}"
 
 
 def read_all(client: Client, topic: str, *, from_seq: int = 0) -> Reading:

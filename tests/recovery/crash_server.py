@@ -26,8 +26,12 @@ from topics.shm.counters import Board, State, Word
 EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE", "") not in ("", "0")
 TOPICS = str(Path(sys.executable).with_name("topics"))
 DEADLINE_S = 40.0
-# Small enough that a second of load rotates, flushes, seals, snapshots and trims.
-SMALL = {"TOPICS_WAL_FILE_BYTES": str(1 << 20), "TOPICS_SEGMENT_MAX_EVENTS": "50"}
+# Small enough that a second of load rotates, flushes, seals, snapshots and trims, and that reads go to the files.
+SMALL = {
+    "TOPICS_WAL_FILE_BYTES": str(1 << 20),
+    "TOPICS_SEGMENT_MAX_EVENTS": "50",
+    "TOPICS_CACHE_BYTES": str(64 << 10),
+}
 T = TypeVar("T")
 
 

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-from crash_oracle import Fate, Oracle, TopicLedger
+from crash_oracle import Fate, Given, Oracle, TopicLedger
 from crash_server import Client, NoAnswer, Server, eventually
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 COUNTS = (1, 1, 1, 2, 3, 10, 60)
-PADDINGS = (0, 10, 80, 80, 400, 2_000)
+PADDINGS = (0, 10, 80, 80, 300, 1_000)
 HOUR_MS = 3_600_000
 
 
@@ -95,8 +95,14 @@ class Worker(threading.Thread):
                 self._tags[topic.name].append(tag)
                 self._used[topic.name].add(tag)
         meta = b'{"k": %d}' % rng.randint(0, 9) if rng.random() < 0.3 else None
-        padding = "x" * rng.choice(PADDINGS)
-        records = [(padding, tag if index % 3 != 1 else None, meta) for index in range(rng.choice(COUNTS))]
+        # Bytes of every kind: plain, of two to four bytes in UTF-8, and escaped.
+        padding = rng.choice(("x", "x", "é€😀", r"\u00e9\n")) * rng.choice(PADDINGS)
+        node = rng.choice((None, None, "node-1", "node-ü"))
+        mixed = rng.random() < 0.2
+        records: list[Given] = [
+            (padding, tag if index % 3 != 1 else None, meta, None if mixed and index % 2 else node)
+            for index in range(rng.choice(COUNTS))
+        ]
         key = None
         if rng.random() < 0.4:
             self._keys += 1

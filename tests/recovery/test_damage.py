@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from crash_folder import (
+    another_boot,
     contents,
     flip,
     frames,
@@ -241,6 +242,50 @@ def test_a_damaged_end_of_an_older_file_is_refused_and_left_alone(serve: Start) 
     flip(first, damaged.offset + 60)
     oracle.restarted()
     oracle.check(serve(shards=1, env=SMALL))
+
+
+def test_a_power_cut_may_take_what_was_never_synced_and_nothing_else(serve: Start, tmp_path: Path) -> None:
+    """The pages of an unsynced tail reach the platter in any order: a hole in it, with good frames behind, is no
+    damage after a restart of the machine. The same hole in synced frames is, and so is it without a restart."""
+    env = {**SMALL, "TOPICS_DISK_SYNC_MS": "60000"}
+    server = serve(shards=1, env=env)
+    oracle = Oracle()
+    client = server.client()
+    synced = oracle.create(client, "synced", "fsync")
+    for _ in range(4):
+        synced.append_plain(client, 2)
+    assert client.put("unsynced", durability="disk").ok
+    assert client.append("unsynced", "first").ok  # synced, because it waits for its topic
+    synced.append_plain(client, 2)
+    for at in range(20):
+        assert client.append("unsynced", at).ok
+    server.kill()
+    (path,) = wal_files(server.data_dir)
+    found = frames(path)
+    (last_synced,) = [frame for frame in found if frame.topic_id == found[2].topic_id][-1:]
+    hole = next(frame for frame in found if frame.offset > last_synced.offset and frame.first_seq == 11)
+    assert found[-1].synced < hole.lsn, "the tail was synced after all: no test"
+
+    flip(path, hole.offset + 60)
+    with pytest.raises(CorruptData, match=f"offset {hole.offset}"):
+        recover_here(server.data_dir)
+    another_boot(path)
+    mine = copy(server.data_dir, tmp_path / "synced-hole")
+    flip(wal_files(mine)[0], last_synced.offset + 60)
+    with pytest.raises(CorruptData, match=f"offset {last_synced.offset}"):
+        recover_here(mine)
+
+    oracle.restarted()
+    server = serve(shards=1, env=env)
+    synced.check(server.client())
+    assert f"unsynced tail cut at offset {hole.offset}" in server.log()
+    client = server.client()
+    shown = client.diff("unsynced").body
+    assert [record["data"] for record in shown["records"]] == ["first", *range(9)]
+    assert client.append("unsynced", "again").body["first_seq"] > 21, "seqs that were given out are given out again"
+    gap = client.diff("unsynced", 10).body["tombstone"]
+    assert gap is not None, "acknowledged records were lost without a word"
+    assert synced.append_plain(client, 1).first_seq == 11
 
 
 @pytest.fixture(scope="module")

@@ -112,6 +112,28 @@ stories.lives("kill", "kill")(lost_records_are_a_gap_and_not_silence)
 stories.lives("stop", "kill")(lost_records_are_a_gap_and_not_silence)
 
 
+def a_name_used_again_is_another_topic(server: Server) -> Story:
+    client = server.client()
+    for name in ("reborn", "gone"):
+        assert client.put(name, durability="fsync", priority=3, idempotency_window_ms=HOUR_MS).ok
+        assert client.append(name, "old", "old", idempotency_key="k").ok
+        assert client.call("DELETE", f"/v0/topics/{name}").ok
+    assert client.append("reborn", "new", idempotency_key="k").body["first_seq"] == 1
+    for life in range(2):
+        server = yield
+        client = server.client()
+        assert client.get("gone").status == 404
+        shown = client.diff("reborn").body
+        assert [record["data"] for record in shown["records"]] == ["new"] * (life + 1)
+        assert client.get("reborn").body["config"]["priority"] is None
+        assert client.append("reborn", "new", idempotency_key="k").body["deduped"]
+        assert client.append("reborn", "new").body["first_seq"] == life + 2
+
+
+stories.lives("kill", "kill")(a_name_used_again_is_another_topic)
+stories.lives("stop", "kill")(a_name_used_again_is_another_topic)
+
+
 # --- the class changes in place ------------------------------------------------------------------------
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
-from crash_oracle import Oracle
-from crash_server import EXHAUSTIVE, SMALL, Server
-from crash_workload import Workload, create_topics
+from crash_oracle import Oracle, TopicLedger
+from crash_server import EXHAUSTIVE, SMALL, NoAnswer, Server, eventually
+from crash_workload import HOUR_MS, Workload, create_topics
 
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(1200 if EXHAUSTIVE else 180)]
 
@@ -45,3 +48,40 @@ def test_everything_acknowledged_is_there_after_each_kill(
     assert server.stop() == 0
     oracle.restarted()
     oracle.check(serve(env=env))
+
+
+def test_batches_larger_than_a_file_and_a_ring(serve: Callable[..., Server], seed: int) -> None:
+    """Each is one frame in a file of its own, and as whole as any other."""
+    rng = random.Random(seed)
+    oracle = Oracle()
+    server = serve(shards=1, env=SMALL)
+    client = server.client()
+    topic = oracle.create(client, "large", "fsync", idempotency_window_ms=HOUR_MS)
+    topic.append_plain(client, 3)
+    topic.append_plain(client, 6, padding="x" * 500_000, key="large")
+    topic.append_plain(client, 3)
+    # And some that are on their way when the server dies.
+    load = LargeLoad(topic, server)
+    eventually(lambda: load.sent >= 2, what="large batches")
+    time.sleep(rng.uniform(0, 0.05))
+    server.kill()
+    load.join()
+    oracle.restarted()
+    server = serve(shards=1, env=SMALL)
+    oracle.check(server)
+    oracle.check_keys(server)
+
+
+class LargeLoad(threading.Thread):
+    def __init__(self, topic: TopicLedger, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._topic = topic
+        self._client = server.client()
+        self.sent = 0
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(NoAnswer):
+            while True:
+                self.sent += 1
+                self._topic.append(self._client, [("y" * 400_000, None, None)] * 5, key=f"large-{self.sent}")
