@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest tests/unit tests/actors tests/concurrency tests/golden tests/test_architecture.py
+	$(BIN)/pytest tests/unit tests/actors tests/concurrency tests/golden tests/test_architecture.py tests/test_docs.py
 
 e2e: setup
 	$(BIN)/pytest tests/e2e
