@@ -6,15 +6,21 @@ the status that belongs to its code. So a test of one behaviour says nothing abo
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import itertools
 import json
+import select
 from types import TracebackType
 from typing import Any, Literal
-
-import httpx
+from urllib.parse import urlencode
 
 from topics.errors import STATUS
 
+from .h2wire import H2Wire
+
+TIMEOUT_S = 60.0
+Headers = dict[str, Any]  # values are str or bytes
 Lane = Literal["http1", "http2"]
 LANES: tuple[Lane, ...] = ("http1", "http2")
 JSON = {"Content-Type": "application/json"}
@@ -90,22 +96,67 @@ class Answer:
         return {name: value for name, value in self.json.items() if name != "performance"}
 
 
-class Client:
-    """One lane of a server. Safe to use from several threads: each request takes a connection of the pool."""
+class Lost(Exception):
+    """The connection ended before the answer."""
 
-    def __init__(self, url: str, lane: Lane, **options: Any) -> None:
+
+class _Http1:
+    """The standard library's client, which knows nothing of this project."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+
+    def ask(self, method: str, path: str, content: bytes | None, headers: Headers) -> tuple[int, dict[str, str], bytes]:
+        sock = self._connection.sock
+        if sock is not None and select.select([sock], [], [], 0)[0]:
+            self._connection.close()  # the server has closed it since
+        self._connection.request(method, path, body=content, headers=headers)  # type: ignore[arg-type]
+        response = self._connection.getresponse()
+        body = response.read()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, body
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Http2:
+    """One HTTP/2 connection by prior knowledge, one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._wire: H2Wire | None = None
+
+    def ask(self, method: str, path: str, content: bytes | None, headers: Headers) -> tuple[int, dict[str, str], bytes]:
+        wire = self._connected()
+        given = [(name.lower(), value) for name, value in headers.items()]
+        if content is not None:
+            given.append(("content-length", str(len(content))))
+        number = wire.open(method, path, *given, end=content is None)
+        if content is not None:
+            wire.send(number, content, end=True)
+        stream = wire.finish(number)
+        return int(stream.headers[":status"]), stream.headers, stream.body
+
+    def _connected(self) -> H2Wire:
+        if self._wire is not None and not self._wire.is_alive():
+            self.close()
+        if self._wire is None:
+            self._wire = H2Wire(self._port)
+        return self._wire
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+class Client:
+    """One lane of a server, over one connection that is made anew when it has ended. Each thread needs its own."""
+
+    def __init__(self, port: int, lane: Lane) -> None:
         self.lane = lane
-        self._url = url
-        self._http = httpx.Client(
-            base_url=url,
-            http1=lane == "http1",
-            http2=lane == "http2",
-            headers={"Accept-Encoding": "identity"},
-            trust_env=False,
-            verify=False,  # no TLS here, and loading certificates takes longer than a request
-            timeout=60.0,
-            **options,
-        )
+        self._port = port
+        self._transport = _Http1(port) if lane == "http1" else _Http2(port)
 
     def __enter__(self) -> Client:
         return self
@@ -116,12 +167,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._transport.close()
 
     def twin(self) -> Client:
-        """Another connection by the same lane. For threads: over one HTTP/2 connection, a thread that waits keeps the
-        others from reading their answers (the client library's lock, not the server's doing)."""
-        return Client(self._url, self.lane)
+        """Another connection by the same lane."""
+        return Client(self._port, self.lane)
 
     # --- requests ---
 
@@ -132,21 +182,23 @@ class Client:
         body: object = None,
         *,
         content: bytes | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Headers | None = None,
         **query: object,
     ) -> Answer:
         """`body` is sent as JSON, `content` as it is; both with our content type unless `headers` say otherwise."""
         if body is not None:
             content = json.dumps(body).encode()
-        given = {**(JSON if content is not None else {}), **(headers or {})}
-        params = {name: _query_text(value) for name, value in query.items()}
-        response = self._http.request(method, path, content=content, headers=given, params=params or None)
-        assert response.http_version == {"http1": "HTTP/1.1", "http2": "HTTP/2"}[self.lane]
-        return Answer(
-            status=response.status_code,
-            headers={name.lower(): value for name, value in response.headers.items()},
-            raw=response.content,
-        )
+        given: Headers = {**(JSON if content is not None else {}), **(headers or {})}
+        if query:
+            path = f"{path}?{urlencode({name: _query_text(value) for name, value in query.items()})}"
+        try:
+            status, received, raw = self._transport.ask(method, path, content, given)
+        except (OSError, EOFError, http.client.HTTPException) as error:
+            self._transport.close()
+            raise Lost(f"{method} {path[:80]}: {error!r}") from error
+        if received.get("content-encoding") == "gzip":
+            raw = gzip.decompress(raw)
+        return Answer(status=status, headers=received, raw=raw)
 
     def get(self, path: str, **query: object) -> Answer:
         return self.send("GET", path, **query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable
 from types import TracebackType
@@ -12,8 +13,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from .client import Answer
-from .wire import TIMEOUT_S
+TIMEOUT_S = 30.0
 
 
 class Stream:
@@ -59,7 +59,7 @@ class H2Wire:
 
     # --- sending ---
 
-    def open(self, method: str, path: str, *headers: tuple[str, str], end: bool = False) -> int:
+    def open(self, method: str, path: str, *headers: tuple[str, str | bytes], end: bool = False) -> int:
         """Send the head of a request; the stream id."""
         stream = self.h2.get_next_available_stream_id()
         self.streams[stream] = Stream()
@@ -125,10 +125,18 @@ class H2Wire:
         self.flush()
         return True
 
-    def answer(self, number: int) -> Answer:
+    def finish(self, number: int) -> Stream:
+        """Wait for the end of a stream's answer."""
         stream = self.streams[number]
         while not stream.ended:
-            assert not stream.reset, "the server reset the stream"
+            if stream.reset:
+                raise EOFError("the server reset the stream")
             if not self.receive():
                 raise EOFError("the server closed the connection")
-        return Answer(status=int(stream.headers[":status"]), headers=stream.headers, raw=stream.body)
+        return stream
+
+    def is_alive(self) -> bool:
+        """Take in what has come meanwhile; False: the server has said goodbye."""
+        while not self.goodbye and select.select([self.sock], [], [], 0)[0]:
+            self.receive()
+        return not self.goodbye

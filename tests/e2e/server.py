@@ -109,8 +109,8 @@ class Server:
             eventually(lambda: client.get("/v0/ready").status == 200, what="readiness")
         eventually(lambda: all(line.state == "ready" for line in self.ps().processes), what="ready processes")
 
-    def client(self, lane: Lane = "http1", **options: object) -> Client:
-        return Client(self.url, lane, **options)
+    def client(self, lane: Lane = "http1") -> Client:
+        return Client(self.port, lane)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")

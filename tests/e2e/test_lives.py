@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
-from .client import Answer, Client
+from .client import Answer, Client, Lost
 from .server import Server, eventually, run_topics
 from .test_topics import DEFAULTS
 from .wire import Wire, append_request, request
@@ -67,7 +66,7 @@ class Writer(threading.Thread):
                 data = [f"{number}/{at}" for at in range(3)]
                 try:
                     answer = client.append(self.topic, *data, config={"durability": self.durability})
-                except httpx.TransportError:
+                except Lost:
                     return
                 if answer.error is None:
                     self.acknowledged |= dict(zip(answer["seqs"], data, strict=True))

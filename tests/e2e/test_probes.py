@@ -39,6 +39,8 @@ def test_ready(api: Client, path: str) -> None:
         "/v0/topics/a/b",
         "/v0/topics/a/diff/x",
         "/V0/health",
+        "//v0/health",
+        "/v0//health",
         "/v0/health/",
         "/v0/topics/a/diff/",
     ],
