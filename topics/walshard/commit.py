@@ -139,6 +139,7 @@ class Commit:
         topic.last_ts = ts
         topic.pending_records += count
         topic.pending_bytes += size
+        topic.totals.pending_bytes += size
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
@@ -220,6 +221,7 @@ class Commit:
             topic.next_seq = entry.row.first
             topic.pending_records -= entry.row.count
             topic.pending_bytes -= entry.row.size
+            topic.totals.pending_bytes -= entry.row.size
             if entry.key is not None:
                 topic.keys.forget(entry.key)
             if entry.row.source is not None:
@@ -233,6 +235,7 @@ class Commit:
         topic, row = entry.topic, entry.row
         topic.pending_records -= row.count
         topic.pending_bytes -= row.size
+        topic.totals.pending_bytes -= row.size
         if topic.dropped:
             if row.source is not None:
                 row.source.release(row)

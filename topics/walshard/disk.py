@@ -36,7 +36,10 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
-            os.mkdir(folder, 0o700)
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                pass  # another shard was quicker; its entry is synced here all the same
             self.sync_dir(os.path.dirname(folder))
 
     def create(self, path: str, *, size: int = 0) -> int:

@@ -229,6 +229,7 @@ class Engine:
     def _check_quota(self, *, new_topic: bool, size: int) -> None:
         settings = self.settings
         topics, total = self._instance_totals() if self._instance_totals else (len(self.topics), self.totals.bytes)
+        total += self.totals.pending_bytes
         if new_topic and settings.max_topics and topics >= settings.max_topics:
             raise _over_cap("max_topics", settings.max_topics, "delete topics you no longer need")
         if size and settings.max_total_bytes and total + size > settings.max_total_bytes:

@@ -91,6 +91,7 @@ class Mover:
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
         self.snapshot_lsn = snapshot_lsn
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
+        self._flushed = False  # since the last snapshot
         self._expire_ms = 0  # when every topic's TTL is next looked at
         self._retry_ms = 0  # after a full disk: not before this
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -147,7 +148,7 @@ class Mover:
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
         dead = self._engine.totals.dead_segments
-        if wal.written_lsn == self.snapshot_lsn and not dead:
+        if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
         if quiet or pressed:
@@ -276,6 +277,7 @@ class Mover:
                 topic.tags = None
         topic.rows.compact()
         topic.touched()
+        self._flushed = True
 
     # --- checkpoint ----------------------------------------------------------------------------------
 
@@ -296,6 +298,7 @@ class Mover:
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
         engine.totals.dead_segments = 0
+        self._flushed = False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered = wal.written_lsn

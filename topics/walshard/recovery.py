@@ -443,7 +443,7 @@ class Recovery:
 
     @staticmethod
     def _lost(topic: Topic, first: int, last: int) -> None:
-        """Seqs of an ephemeral time: they were given out, and their records went with the process."""
+        """Seqs that may have been given out, and whose records went with the process or with the power."""
         topic.holes = merge_ranges([*topic.holes, (first, last)])
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
@@ -489,7 +489,7 @@ class Recovery:
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
             if lost:
                 head = max(head, topic.ceiling)
-            if head > topic.head_seq and durability == "ephemeral":
+            if head > topic.head_seq:
                 self._lost(topic, topic.head_seq + 1, head)
             topic.head_seq = head
             topic.next_seq = head + 1

@@ -26,6 +26,7 @@ class Totals:
     def __init__(self) -> None:
         self.records = 0  # live
         self.bytes = 0  # of live records
+        self.pending_bytes = 0  # of records that are not readable yet
         self.dead_segments = 0  # files that only wait for the next snapshot
 
 
