@@ -249,7 +249,34 @@ class NaiveTopic:
 
 
 class QuickDisk(Disk):
-    """Promises what it does not keep: only a power cut could tell, and these tests have none."""
+    """Promises what it does not keep and reserves no space: only a power cut or a full disk could tell. It knows its
+    descriptors, so that those of a shard that refused to open are closed as the end of its process would."""
+
+    _fds: ClassVar[dict[int, dict[int, int]]] = {}  # by disk: descriptor -> inode
+
+    def _opened(self, fd: int) -> int:
+        QuickDisk._fds.setdefault(id(self), {})[fd] = os.fstat(fd).st_ino
+        return fd
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        return self._opened(super().open(path, write=write))
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        fd = self._opened(super().create(path))
+        os.ftruncate(fd, size)
+        return fd
+
+    def cut(self, fd: int, end: int, size: int) -> None:
+        os.ftruncate(fd, end)
+        os.ftruncate(fd, size)
+
+    def close_all(self) -> None:
+        for fd, inode in QuickDisk._fds.pop(id(self), {}).items():
+            try:
+                if os.fstat(fd).st_ino == inode:
+                    os.close(fd)
+            except OSError:
+                pass  # closed already
 
     def sync(self, fd: int) -> None:
         pass
@@ -356,9 +383,16 @@ class Shard:
     """One shard on a folder. Requests wait for their answer unless they are sent with send()."""
 
     def __init__(
-        self, folder: os.PathLike[str] | str, *, wall: Wall | None = None, disk: Disk | None = None, **settings: Any
+        self,
+        folder: os.PathLike[str] | str,
+        *,
+        wall: Wall | None = None,
+        disk: QuickDisk | None = None,
+        **settings: Any,
     ) -> None:
         self._close_those_of_other_tests()
+        self.is_open = False
+        self.disk = QuickDisk()
         self.settings = Settings(data_dir=os.fspath(folder), **settings)
         self.wall = wall or Wall()
         self.entropy = count(1)
@@ -377,8 +411,8 @@ class Shard:
             Shard._alive.remove(shard)
         Shard._alive.append(self)
 
-    def open(self, disk: Disk | None = None, *, boot: bytes = BOOT) -> None:
-        self.is_open = False
+    def open(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
+        self.disk.close_all()
         self.disk = disk or QuickDisk()
         self.clock = self.wall.clock()
         self.answers = Answers()
@@ -436,17 +470,13 @@ class Shard:
 
     def crash(self) -> None:
         """Let go of everything and leave the files as they are."""
-        if not getattr(self, "is_open", False):
-            return
-        self.is_open = False
-        self.mover.close()
-        self.syncer.close()
-        for file in self.engine.wal.files:
-            os.close(file.fd)
-        for path in list(self._files._fds):
-            self._files.forget(path)
+        if self.is_open:
+            self.is_open = False
+            self.mover.close()
+            self.syncer.close()
+        self.disk.close_all()
 
-    def restart(self, disk: Disk | None = None, *, boot: bytes = BOOT) -> None:
+    def restart(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
         self.crash()
         self.open(disk, boot=boot)
 

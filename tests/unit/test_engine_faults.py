@@ -552,7 +552,7 @@ def live_until(shard: Shard, steps: list[Step]) -> int:
     for number, (_, step) in enumerate(steps):
         try:
             step(shard)
-        except Gone:
+        except (Gone, ApiError):
             return number
     return len(steps)
 

@@ -495,14 +495,14 @@ def test_recovery_may_die_at_every_step_and_start_over(shard: Shard) -> None:
     with open(path, "r+b") as file:
         file.seek(frames_of(path)[-1].offset + frames_of(path)[-1].length)
         file.write(b"torn")
-    for at in range(1, 100):
+    # Every life that ends too early leaves an empty log file, so later ones have a little more to do.
+    for at in [*range(1, 40), 80, 160, 320]:
         try:
             shard.open(DyingDisk(at))
         except Gone:
             continue
         break
-    else:
-        raise AssertionError("never recovered")
+    assert shard.is_open
     assert at > 3
     assert shard.everything("t") == expected
     assert shard.append("t", records(1), key="k").deduped
