@@ -484,13 +484,13 @@ class Recovery:
     def _settle(self, *, folder_clean: bool, same_boot: bool) -> None:
         """Heads that can't be known from records: seqs that were given out must not be given out again."""
         for topic in self._topics.values():
-            head = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+            head = known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
             durability = topic.config.durability
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
             if lost:
                 head = max(head, topic.ceiling)
-            if head > topic.head_seq:
-                self._lost(topic, topic.head_seq + 1, head)
+            if head > known:
+                self._lost(topic, known + 1, head)
             topic.head_seq = head
             topic.next_seq = head + 1
             topic.sure_ceiling = topic.ceiling
