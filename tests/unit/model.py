@@ -110,6 +110,7 @@ class NaiveTopic:
     last_ts: int = 0
     pending: list[list[Stored]] = field(default_factory=list)  # written, not readable yet
     was_ephemeral: bool = False
+    gone_with_process: set[int] = field(default_factory=set)  # seqs of resident records that a crash took
 
     def __post_init__(self) -> None:
         self.was_ephemeral = self.config.durability == "ephemeral"
@@ -238,6 +239,7 @@ class NaiveTopic:
         """What was written is there, readable or not yet; what was resident only is not. Which of two good reasons a
         loss had may be forgotten."""
         self.publish()
+        self.gone_with_process |= {stored.seq for stored in self.live if not stored.logged}
         self.live = [stored for stored in self.live if stored.logged]
         self.keys = {} if self.was_ephemeral else self.keys
         for lost in self.lost.values():

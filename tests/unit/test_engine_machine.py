@@ -299,7 +299,9 @@ class ShardMachine(RuleBasedStateMachine):
             naive.expire(now=self.now)
             self.check_state(name, naive)
             self.check_contents(name, naive)
-            if not naive.was_ephemeral:
+            if naive.was_ephemeral:
+                self.check_losses(name, naive)
+            else:
                 self.check_gaps(name, naive)
         totals = self.shard.engine.totals
         assert totals.records == sum(naive.count for naive in self.model.values())
@@ -321,6 +323,15 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.shard.everything(name, max_bytes=150) == everything
         foreign = [stored for stored in everything if stored.record.node != "n1"]
         assert self.shard.everything(name, nodes=["n1"], limit=4) == foreign
+
+    def check_losses(self, name: str, naive: NaiveTopic) -> None:
+        """What went with a process is told to whoever stood before it, and no live record is called lost."""
+        gone = sorted(naive.gone_with_process)
+        for seq in {*gone[:2], *gone[-2:]}:
+            found = self.shard.diff(name, seq - 1).tombstone
+            assert found is not None, f"record {seq} is gone without a word"
+            assert found.gap_from <= seq <= found.gap_to
+            assert not [stored for stored in naive.live if found.gap_from <= stored.seq <= found.gap_to]
 
     def check_gaps(self, name: str, naive: NaiveTopic) -> None:
         cursors = {0, naive.evict_floor - 2, naive.evict_floor - 1, naive.earliest - 1, naive.head, naive.head + 1}
