@@ -25,14 +25,10 @@ class Plan(msgspec.Struct, kw_only=True):
 
 def main() -> int:
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
-    claim = LockInfo(
-        pid=os.getpid(), started_ms=time.time_ns() // 1_000_000, host=plan.settings.host, version="test"
-    )
+    claim = LockInfo(pid=os.getpid(), started_ms=time.time_ns() // 1_000_000, host=plan.settings.host, version="test")
     try:
         folder = DataDir.claim(plan.settings.data_dir, claim)
-        supervisor = Supervisor(
-            plan.settings, plan.specs, plan.links, folder, stop_timeout_ms=plan.stop_timeout_ms
-        )
+        supervisor = Supervisor(plan.settings, plan.specs, plan.links, folder, stop_timeout_ms=plan.stop_timeout_ms)
     except StartRefused as exc:
         print(exc, file=sys.stderr)
         return 2

@@ -92,9 +92,7 @@ def test_help_and_version_need_no_server() -> None:
         (["--port", "0", "--host", "127.0.0.1"], {"TOPICS_DATA_DIR": "/proc/nowhere"}, "data folder"),
     ],
 )
-def test_serve_refuses_with_a_reason(
-    args: list[str], environ: dict[str, str], words: str, tmp_path: Path
-) -> None:
+def test_serve_refuses_with_a_reason(args: list[str], environ: dict[str, str], words: str, tmp_path: Path) -> None:
     done = topics("serve", *args, **{"TOPICS_DATA_DIR": str(tmp_path), **environ})
     assert done.returncode == 2
     assert words in done.stderr

@@ -48,13 +48,9 @@ def test_gateways_start_when_the_new_layout_counts(start: Start) -> None:
         (booted,) = server.trace(f"shard-{i}", "booted")
         assert (booted["layout"], booted["shards"]) == (2, 3)
         assert (booted["old_layout"], booted["old_shards"]) == (1, 1)
-        eventually(
-            lambda name=f"shard-{i}": server.trace(name, "layout_committed"), what="told of the commit"
-        )
+        eventually(lambda name=f"shard-{i}": server.trace(name, "layout_committed"), what="told of the commit")
     (gateway,) = server.trace("gateway-0", "booted")
-    assert gateway["at_ns"] > max(
-        line["at_ns"] for i in range(3) for line in server.trace(f"shard-{i}", "ready")
-    )
+    assert gateway["at_ns"] > max(line["at_ns"] for i in range(3) for line in server.trace(f"shard-{i}", "ready"))
     before = server.word("gateway-0", Word.REQUESTS)
     eventually(lambda: server.word("gateway-0", Word.REQUESTS) > before + 20, what="pings")
     # Whoever starts from now on knows the new layout only.

@@ -27,6 +27,9 @@ def create_topics(oracle: Oracle, client: Client, *, per_class: int = 2) -> list
         for number in range(per_class):
             name = f"{durability}.{number}"
             made.append(oracle.create(client, name, durability, idempotency_window_ms=HOUR_MS, priority=number))
+    for durability, cap in (("fsync", 37), ("disk", 150)):
+        name = f"capped.{durability}"
+        made.append(oracle.create(client, name, durability, idempotency_window_ms=HOUR_MS, cap_records=cap))
     return made
 
 
@@ -71,7 +74,9 @@ class Worker(threading.Thread):
         rng = self._rng
         topic = rng.choice(self._topics)
         dice = rng.random()
-        if dice < 0.04 and self._tags[topic.name]:
+        if topic.cap_records:  # what a cap leaves is easy to say only if nothing is deleted
+            self._append(client, topic)
+        elif dice < 0.04 and self._tags[topic.name]:
             self._delete_tag(client, topic)
         elif dice < 0.05 and self._tags[topic.name]:
             self._delete_prefix(client, topic)

@@ -18,9 +18,7 @@ def trace(context: Context, event: str, **fields: object) -> None:
         "event": event,
         **fields,
     }
-    fd = os.open(
-        os.path.join(context.settings.data_dir, "trace.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-    )
+    fd = os.open(os.path.join(context.settings.data_dir, "trace.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(fd, json.dumps(line).encode() + b"\n")
     finally:
