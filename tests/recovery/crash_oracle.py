@@ -390,6 +390,8 @@ class TopicLedger:
         deduped = written = 0
         with_keys = [batch for batch in self.batches.values() if batch.key is not None]
         lost = [batch for batch in with_keys if batch.fate is Fate.LOST and not self._covered(batch)]
+        if self.cap_records:
+            lost = []  # it may have been written and evicted
         kept = [batch for batch in with_keys if batch.fate is Fate.ACKED]
         for batch in kept[-most:]:
             answer = client.call("POST", f"/v0/topics/{self.name}", batch.body())
