@@ -34,7 +34,6 @@ from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.routes import Routes
 from topics.settings import Settings
 
-
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 
 
