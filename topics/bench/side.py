@@ -6,6 +6,7 @@ process and one temporary folder, and `close` ends and removes both, whatever st
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import shutil
 import signal
@@ -26,7 +27,7 @@ POLL_S = 0.02  # asking more often would take from the recovery that is being ti
 VARIANTS = 4  # different requests per stream, so that no two in a row carry the same bytes
 
 
-class Side:
+class Side(abc.ABC):
     name = ""
 
     def __init__(self, *, parent: Path | None) -> None:
@@ -36,13 +37,14 @@ class Side:
         self._log: IO[bytes] | None = None
 
     # --- what each side does its own way ---------------------------------------------------------------
+    @abc.abstractmethod
     def start(self) -> float:
         """Start the server on the folder as it is; returns the seconds until it answers."""
-        raise NotImplementedError
 
     def declare(self) -> None:
         """Make the streams, where that is needed."""
 
+    @abc.abstractmethod
     def append_job(
         self,
         *,
@@ -53,15 +55,14 @@ class Side:
         timed: bool = False,
     ) -> Job:
         """Appends spread over the streams: without end, or `requests` of them in all."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read_job(self, *, connections: int, limit: int) -> Job:
         """Reads through the first stream by cursor, `limit` records each; asks everything once before."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def stored(self) -> int:
         """Records held, over all streams."""
-        raise NotImplementedError
 
     # --- the child process -----------------------------------------------------------------------------
     def processes(self) -> list[tree.Process]:
