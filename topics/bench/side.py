@@ -41,7 +41,7 @@ class Side(abc.ABC):
     def start(self) -> float:
         """Start the server on the folder as it is; returns the seconds until it answers."""
 
-    def declare(self) -> None:
+    def declare(self) -> None:  # noqa: B027  # nothing to do is the usual answer
         """Make the streams, where that is needed."""
 
     @abc.abstractmethod
