@@ -137,7 +137,7 @@ def test_dying_while_serving_at_one_boundary_after_another(serve: Start, seed: i
         some = points[start : start + 3]
         for point in some:
             server = start_dying(serve, point)
-            assert Script(oracle, server).run_until_a_death(steps=300), f"nobody came by {point}\n{server.log()}"
+            assert Script(oracle, server).run_until_a_death(steps=150), f"nobody came by {point}\n{server.log()}"
             server.kill()
             oracle.restarted()
         server = serve(shards=1, env=SMALL)
