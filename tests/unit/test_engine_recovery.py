@@ -98,6 +98,8 @@ STEPS = st.lists(
         st.tuples(st.just("delete"), st.sampled_from(["fsync", "disk"]), st.integers(0, 20)),
         st.tuples(st.sampled_from(["flush"]), st.sampled_from(["fsync", "disk", "memory"]), st.just(0)),
         st.tuples(st.sampled_from(["sync", "checkpoint"]), st.just(""), st.just(0)),
+        st.tuples(st.just("put"), st.sampled_from(["p", "q"]), st.integers(1, 9)),
+        st.tuples(st.just("drop"), st.sampled_from(["p", "q"]), st.just(0)),
     ),
     max_size=25,
 )
@@ -115,11 +117,12 @@ def test_a_power_cut_takes_nothing_that_was_promised(
     batches: dict[str, list[set[int]]] = {name: [] for name in sent}
     for name in sent:
         shard.put(name, TopicConfig(durability=name, durable=name == "fsync"))  # type: ignore[arg-type]
+    configured: dict[str, TopicConfig] = {}
     deleted = 0
-    for step, name, number in steps:
+    for at, (step, name, number) in enumerate(steps):
         if step in ("append", "long"):
             batch = records(number, tag="t") if step == "append" else long(number)
-            answer = shard.append(name, batch)
+            answer = shard.append(name, batch, key=f"key-{at}")
             ts = shard.clock.now_ms()
             sent[name] += [Stored(answer.first_seq + at, ts, record) for at, record in enumerate(batch)]
             batches[name].append({answer.first_seq + at for at in range(len(batch))})
@@ -129,6 +132,11 @@ def test_a_power_cut_takes_nothing_that_was_promised(
                 deleted = max(deleted, min(number, len(sent[name]) + 1))
         elif step == "flush":
             shard.flush(name)
+        elif step == "put":
+            configured[name] = TopicConfig(ttl_ms=number * 1_000)
+            shard.put(name, configured[name])
+        elif step == "drop":
+            assert shard.drop(name) == (configured.pop(name, None) is not None)
         elif step == "sync":
             shard.sync()
         else:
@@ -138,6 +146,12 @@ def test_a_power_cut_takes_nothing_that_was_promised(
     random = data.draw(st.randoms(use_true_random=False))
     disk.cut_power(folder, lambda: fate == "all" or (fate == "some" and random.random() < 0.5))
     shard.open(boot=OTHER_BOOT)
+    assert set(shard.engine.topics) == {*sent, *configured}, "a creation or a drop was lost"
+    for name, config in configured.items():
+        assert shard.report(name).config == config
+    for at, (step, name, _) in enumerate(steps):
+        if step in ("append", "long") and name == "fsync":
+            assert shard.append(name, records(1), key=f"key-{at}").deduped, "an acknowledged key was lost"
     for name in sent:
         found = shown(shard.everything(name))
         known = {stored.seq: stored for stored in sent[name]}
