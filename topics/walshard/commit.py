@@ -75,6 +75,7 @@ class Commit:
         self.wal = wal
         self.syncer = syncer
         self.read_only = False  # the last write or rotation found no space
+        self.failure = storage_full()  # why the last write that failed did
         self.sync_due_ns: int | None = None  # when the disk class wants its sync
         self.on_sync: Callable[[int], None] = lambda took_us: None
         self.on_publish: Callable[[Topic], None] = lambda topic: None
@@ -92,7 +93,7 @@ class Commit:
         use the part of it that is reserved for them, so that they work on a full disk."""
         if not self.wal.fits(size, reserve=reserve):
             if not self.write():
-                raise storage_full()  # with what was staged before; the caller's topic may have gone with it
+                raise self.failure  # with what was staged before; the caller's topic may have gone with it
             try:
                 self.wal.rotate(size)
             except DiskFull:
@@ -173,7 +174,8 @@ class Commit:
         try:
             self._write_frames()
         except (DiskFull, OSError) as error:
-            self._take_back(staged, write_failed(error))
+            self.failure = write_failed(error)
+            self._take_back(staged, self.failure)
             return False
         written = time.perf_counter_ns()
         wal_us = (written - started) // 1_000

@@ -26,7 +26,7 @@ from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.clock import Clock
-from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, storage_full, write_failed
+from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
 from topics.walshard.idempotency import Remembered
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
@@ -198,7 +198,7 @@ class Engine:
 
         self.commit.write()
         if key not in topic.keys:
-            raise storage_full()  # the first write was in this very commit, and it failed
+            raise self.commit.failure  # the first write was in this very commit, and it failed
         if last > topic.head_seq:
             self.commit.wait_for_sync(reply_to, answer)
             return None
