@@ -4,6 +4,9 @@ import json
 from itertools import pairwise
 
 import pytest
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import Connection
+from wsproto.events import AcceptConnection, Request, TextMessage
 
 from topics.bench import payload
 from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES
@@ -60,3 +63,36 @@ def test_every_reader_reads_every_page_in_order() -> None:
     assert all(sorted(plan) == list(range(10)) for plan in plans)
     assert len({plan[0] for plan in plans}) == 4
     assert all((after - before) % 10 == 1 for plan in plans for before, after in pairwise(plan))
+
+
+# --- WebSocket --------------------------------------------------------------------------------------------
+
+
+def received(data: bytes) -> list[str]:
+    """The messages in the data, as a server that knows the protocol reads them."""
+    server = Connection(ConnectionType.SERVER)
+    server.receive_data(data)
+    return [event.data for event in server.events() if isinstance(event, TextMessage) and event.message_finished]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 125, 126, 127, 65_535, 65_536, 200_000])
+def test_a_message_is_what_a_websocket_server_reads(size: int) -> None:
+    text = "".join(chr(ord("a") + at % 26) for at in range(size))
+    assert "".join(received(payload.ws_text(text.encode()))) == text
+
+
+def test_publishes_and_subscriptions_are_whole_commands() -> None:
+    (data,) = payload.records(1, first=0, size=80)
+    (published,) = received(payload.ws_publish("bench-0", data))
+    expected = {"op": "publish", "topic": "bench-0", "records": [{"data": json.loads(data)}]}
+    assert json.loads(published) == expected
+    assert len(received(payload.ws_publish("bench-0", data) * 16)) == 16
+    (subscribed,) = received(payload.ws_subscribe("bench-0", limit=7))
+    assert json.loads(subscribed) == {"op": "subscribe", "topic": "bench-0", "tail": True, "limit": 7}
+
+
+def test_the_handshake_is_one_that_a_websocket_server_accepts() -> None:
+    server = WSConnection(ConnectionType.SERVER)
+    server.receive_data(payload.WS_HANDSHAKE)
+    assert [type(event) for event in server.events()] == [Request]
+    assert payload.WS_ACCEPT in server.send(AcceptConnection())

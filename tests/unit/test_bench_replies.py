@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.bench import BenchFailed
 from topics.bench.redis import parse
-from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies
+from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies, WsReplies, ws_frame_end
 
 STALE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n-\n-\n" * 40
 
@@ -115,3 +115,51 @@ def test_redis_replies_are_parsed_whole_or_not_at_all() -> None:
         parse(b"-LOADING Redis is loading\r\n")
     with pytest.raises(BenchFailed, match="not a Redis reply"):
         parse(b"HTTP/1.1 400\r\n")
+
+
+def ack(size: int) -> bytes:
+    """One acknowledgement whose frame has that many bytes of payload, at least."""
+    message = b'{"op":"ack","first_seq":1,"note":"%b"}' % (b"x" * max(0, size - 36))
+    length = len(message)
+    if length < 126:
+        return b"\x81" + bytes([length]) + message
+    if length < 1 << 16:
+        return b"\x81\x7e" + length.to_bytes(2, "big") + message
+    return b"\x81\x7f" + length.to_bytes(8, "big") + message
+
+
+@given(
+    st.lists(st.sampled_from([36, 125, 126, 200, 300]), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 2_000), max_size=8),
+)
+@example([36, 126], 2, list(range(2_000)))
+def test_acknowledgements_are_counted_however_they_are_cut(sizes: list[int], times: int, cuts: list[int]) -> None:
+    replies = WsReplies(len(sizes))
+    data = b"".join(ack(size) for size in sizes)
+    for _ in range(times):
+        said = feed(replies, data, cuts)
+        assert said == [False] * (len(said) - 1) + [True]
+
+
+@pytest.mark.parametrize("size", [36, 125, 126, 65_535, 65_536])
+def test_a_frame_ends_where_its_length_says(size: int) -> None:
+    frame = ack(size)
+    assert ws_frame_end(b"xx" + frame + b"xx", 2, len(frame) + 4) == len(frame) + 2
+    assert ws_frame_end(b"xx" + frame, 2, len(frame) + 1) == 0
+    assert all(ws_frame_end(frame, 0, n) == 0 for n in range(12))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'\x81\x1d{"op":"error","code":"throt"}',
+        b"\x88\x02\x03\xe8",  # a close
+        b"\x01\x02{}",  # a fragment
+        b"\x81\x82\0\0\0\0{}",  # masked
+        ack(36) * 2,
+    ],
+)
+def test_anything_but_the_acknowledgement_that_is_due_stops_the_run(data: bytes) -> None:
+    with pytest.raises(BenchFailed):
+        feed(WsReplies(1), data, [])

@@ -6,18 +6,14 @@ answer differs. The sockets are edge-triggered for both directions, so that a re
 take whole costs no epoll_ctl. Between the warm-up and the end it does nothing but receive, recognise and
 send; after the end it waits for the answers still out, so that what was acknowledged is known exactly.
 
-`python -m topics.bench.load` reads one Job from stdin and writes one Outcome to stdout, both msgpack.
-A crash or a wrong answer ends it with a text on stderr and a status other than 0.
+`python -m topics.bench.load` takes one Job and gives one Outcome, as apart.py has it.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
-import resource
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from topics.bench import BenchFailed, tree
-from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies
+from topics.bench import BenchFailed, apart, payload, tree
+from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies, WsReplies
 
 BUFFER_BYTES = 1 << 20
 SILENCE_S = 20.0  # no answer on any connection for this long is a failure, not a slow server
@@ -36,8 +32,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     port: int
     requests: list[bytes]
     plans: list[list[int]]  # per connection: which requests, in turn
-    replies: Literal["http", "pipeline", "sized"]
-    depth: int = 1  # answers per request, for "pipeline"
+    replies: Literal["http", "pipeline", "sized", "ws"]
+    depth: int = 1  # answers per request, for "pipeline" and "ws"
     sizes: list[int] = []  # bytes of the answer to each request, for "sized"
     once: bool = False  # each plan one time instead of for `seconds`
     timed: bool = False  # one connection, the time of every request
@@ -46,44 +42,59 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     watch: list[tree.Process] = []  # whose processor time to take over the same window
 
 
-class Outcome(msgspec.Struct, kw_only=True, frozen=True):
+class Outcome(apart.Window, kw_only=True, frozen=True):
     requests: int  # answered within the window
-    wall_s: float
-    own_cpu_s: float
-    watched_cpu_s: float
     acknowledged: int  # answered at all: warm-up and stragglers too
-    times_ns: list[int] = []
+    times_ns: list[int] = msgspec.field(default_factory=list)
 
 
 class _Mark(msgspec.Struct, frozen=True):
     done: int
-    at: float
-    own_cpu_s: float
-    watched_cpu_s: float
+    used: apart.Mark
 
 
 def _mark(done: int, watch: list[tree.Process]) -> _Mark:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return _Mark(done, time.perf_counter(), used.ru_utime + used.ru_stime, tree.cpu_s(watch))
+    return _Mark(done, apart.mark(watch))
 
 
 def _outcome(begin: _Mark, end: _Mark, *, acknowledged: int, times_ns: list[int] | None = None) -> Outcome:
+    window = begin.used.until(end.used)
     return Outcome(
         requests=end.done - begin.done,
-        wall_s=end.at - begin.at,
-        own_cpu_s=end.own_cpu_s - begin.own_cpu_s,
-        watched_cpu_s=end.watched_cpu_s - begin.watched_cpu_s,
+        wall_s=window.wall_s,
+        own_cpu_s=window.own_cpu_s,
+        watched_cpu_s=window.watched_cpu_s,
         acknowledged=acknowledged,
         times_ns=times_ns or [],
     )
+
+
+def connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SILENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def shake_hands(connection: socket.socket) -> None:
+    """Turn a new connection into a WebSocket."""
+    connection.sendall(payload.WS_HANDSHAKE)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        chunk = connection.recv(4096)
+        if not chunk:
+            raise BenchFailed(f"the server closed a connection in the handshake: {head[:300]!r}")
+        head += chunk
+    if not head.startswith(b"HTTP/1.1 101") or payload.WS_ACCEPT not in head:
+        raise BenchFailed(f"no WebSocket: {head[:300]!r}")
 
 
 class _Connection:
     __slots__ = ("receive_into", "replies", "requests", "send", "socket", "unsent")
 
     def __init__(self, job: Job, plan: list[int]) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", job.port), timeout=SILENCE_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connect(job.port)
+        if job.replies == "ws":
+            shake_hands(self.socket)
         self.send = self.socket.send
         self.receive_into = self.socket.recv_into
         requests = [job.requests[index] for index in plan]
@@ -97,6 +108,8 @@ def _recogniser(job: Job, plan: list[int]) -> Replies:
         return HttpReplies()
     if job.replies == "pipeline":
         return PipelineReplies(job.depth)
+    if job.replies == "ws":
+        return WsReplies(job.depth)
     sizes = [job.sizes[index] for index in plan]
     return SizedReplies(iter(sizes) if job.once else itertools.cycle(sizes))
 
@@ -185,7 +198,7 @@ def _rounds(job: Job, poller: select.epoll, by_fd: dict[int, _Connection], buffe
         if clock() >= next_mark_at:
             if begin is None:
                 begin = _mark(done, job.watch)
-                next_mark_at = begin.at + job.seconds
+                next_mark_at = begin.used.at + job.seconds
             else:
                 end = _mark(done, job.watch)
                 next_mark_at = float("inf")
@@ -237,38 +250,12 @@ def drive_timed(job: Job) -> Outcome:
 
 
 def run_apart(job: Job) -> Outcome:
-    """Run the job in a process of its own, so that its processor time is its own too."""
-    # start_new_session: Ctrl-C reaches the bench alone, which then ends this child by its pid.
-    child = subprocess.Popen(
-        [sys.executable, "-m", "topics.bench.load"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, err = child.communicate(msgspec.msgpack.encode(job))
-    finally:
-        if child.poll() is None:
-            child.kill()
-        child.wait()
-    if child.returncode != 0:
-        text = err.decode(errors="replace").strip()
-        raise BenchFailed(text or f"the load generator ended with {child.returncode}")
-    return msgspec.msgpack.decode(out, type=Outcome)
+    return apart.run("topics.bench.load", job, Outcome)
 
 
-def _main() -> int:
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
-    gc.disable()
-    try:
-        outcome = drive_timed(job) if job.timed else drive(job)
-    except (BenchFailed, OSError) as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        return 1
-    sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
-    return 0
+def _work(job: Job) -> Outcome:
+    return drive_timed(job) if job.timed else drive(job)
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(apart.serve(Job, _work))

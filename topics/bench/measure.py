@@ -10,30 +10,45 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import msgspec
 
-from topics.bench import BenchFailed, redis, tree
-from topics.bench.load import Job, Outcome, run_apart
+from topics.bench import BenchFailed, load, redis, tree, watch
+from topics.bench.apart import Window
+from topics.bench.load import Job, Outcome
+from topics.bench.opening import close_watchers
 from topics.bench.ours import Ours
 from topics.bench.redis import Redis
 from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES, Scenario, Target
 from topics.bench.side import STREAMS, Side
+from topics.bench.watch import Delivered, WatchJob
 
 FILL_BATCH = 1_000
 FILL_PIPELINE = 100
 QUIET_S = 5.0
 IDLE_S = 5.0
 MB = 1_000_000
+KB = 1_000
+ALL_SERVED_FROM = 1_000  # watchers from which on the time until the last one has it is the figure
+WATCHERS_BEFORE = 20  # open already when memory is taken first: what the first of them needs once is not theirs
+
+J = TypeVar("J", Job, WatchJob)
+W = TypeVar("W", bound=Window)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 3
     seconds: float = 1.5  # of each slice
     warm_s: float = 0.3
+
+    def short(self) -> Pace:
+        """For the lines about delivery: there are many of them, and most count thousands of frames at once."""
+        return Pace(rounds=-(-self.rounds * 2 // 3), seconds=self.seconds / 3, warm_s=self.warm_s / 3)
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -43,7 +58,9 @@ class Figures(msgspec.Struct, kw_only=True):
     slices: list[float] = []
     generator_cpu: float | None = None  # share of one core, median over the slices
     server_cpu: float | None = None  # likewise; more than 1 is more than one core
+    p50_ms: float | None = None  # where the value itself is something else
     p99_ms: float | None = None
+    sse: float | None = None  # what event streams reached in the same turns, where the line is about something else
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -77,7 +94,23 @@ def medians_ms(outcomes: Sequence[Outcome]) -> Figures:
     return figures
 
 
-def _figures(outcomes: Sequence[Outcome], slices: list[float]) -> Figures:
+def deliveries(outcomes: Sequence[Delivered], *, unit: str) -> Figures:
+    counts = [o.frames if unit == "frames/s" else o.records for o in outcomes]
+    return _figures(outcomes, [count / o.wall_s for count, o in zip(counts, outcomes, strict=True)])
+
+
+def delivery_ms(outcomes: Sequence[Delivered], *, to_the_last: bool) -> Figures:
+    """The median over all pairs of write and watcher, or over the writes until the last watcher had it."""
+    pairs = [time_ns / 1e6 for o in outcomes for time_ns in o.times_ns]
+    slices = [percentile(o.served_ns if to_the_last else o.times_ns, 0.5) / 1e6 for o in outcomes]
+    figures = _figures(outcomes, slices)
+    figures.p99_ms = percentile(pairs, 0.99)
+    if to_the_last:
+        figures.p50_ms = percentile(pairs, 0.5)
+    return figures
+
+
+def _figures(outcomes: Sequence[Window], slices: list[float]) -> Figures:
     return Figures(
         value=statistics.median(slices),
         slices=slices,
@@ -97,7 +130,7 @@ def line(scenario: Scenario, ours: Figures, theirs: Figures | None) -> Line:
         ours=ours,
         theirs=theirs,
         ratio=target.times_better(ours=ours.value, theirs=their_value),
-        met=target.met(ours=ours.value, theirs=their_value),
+        met=target.met(ours=ours.value, theirs=their_value, sse=ours.sse),
     )
 
 
@@ -127,6 +160,10 @@ class Measurement:
             "recovery": self._recovery,
             "memory": self._memory,
             "idle": self._idle,
+            "deliver": self._deliver,
+            "fanout": self._fanout,
+            "watcher": self._watcher,
+            "publish": self._publish,
         }
         with ExitStack() as stack:
             sides: list[Side] = []
@@ -161,14 +198,14 @@ class Measurement:
             side.append_job(connections=scenario.connections, batch=size, record_bytes=RECORD_BYTES)
             for side, size in zip(sides, sizes, strict=False)
         ]
-        taken = self._take_turns(sides, jobs)
+        taken = self._take_turns(list(zip(sides, jobs, strict=True)), load.run_apart, self._pace)
         for side, size, outcomes in zip(sides, sizes, taken, strict=False):
             _check_stored(side, sum(outcome.acknowledged for outcome in outcomes) * size)
         return [rates(outcomes, records_per_request=size) for outcomes, size in zip(taken, sizes, strict=False)]
 
     def _latency(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
         jobs = [side.append_job(connections=1, batch=1, record_bytes=RECORD_BYTES, timed=True) for side in sides]
-        taken = self._take_turns(sides, jobs)
+        taken = self._take_turns(list(zip(sides, jobs, strict=True)), load.run_apart, self._pace)
         for side, outcomes in zip(sides, taken, strict=True):
             _check_stored(side, sum(outcome.acknowledged for outcome in outcomes))
         return [medians_ms(outcomes) for outcomes in taken]
@@ -177,7 +214,7 @@ class Measurement:
         for side in sides:
             self._fill(side, scenario.records * len(STREAMS), record_bytes=RECORD_BYTES)
         jobs = [side.read_job(connections=scenario.connections, limit=scenario.batch) for side in sides]
-        taken = self._take_turns(sides, jobs)
+        taken = self._take_turns(list(zip(sides, jobs, strict=True)), load.run_apart, self._pace)
         return [rates(outcomes, records_per_request=scenario.batch) for outcomes in taken]
 
     def _recovery(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
@@ -213,18 +250,81 @@ class Measurement:
             figures.append(Figures(value=100 * used / wall))
         return figures
 
+    def _deliver(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        taken = self._watch(scenario, [(side, scenario.wire) for side in sides])
+        return [delivery_ms(outcomes, to_the_last=scenario.watchers >= ALL_SERVED_FROM) for outcomes in taken]
+
+    def _fanout(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        turns: list[tuple[Side, Literal["sse", "ws"]]] = [(side, scenario.wire) for side in sides]
+        if scenario.target.of_sse is not None:
+            turns.append((sides[0], "sse"))
+        figures = [deliveries(outcomes, unit=scenario.unit) for outcomes in self._watch(scenario, turns)]
+        if scenario.target.of_sse is not None:
+            figures[0].sse = figures.pop().value
+        return figures
+
+    def _watch(self, scenario: Scenario, turns: Sequence[tuple[Side, Literal["sse", "ws"]]]) -> list[list[Delivered]]:
+        jobs = [
+            (
+                side,
+                side.watch_job(
+                    wire=wire,
+                    watchers=scenario.watchers,
+                    writers=scenario.writers,
+                    batch=scenario.batch,
+                    rate=scenario.rate,
+                    record_bytes=RECORD_BYTES,
+                ),
+            )
+            for side, wire in turns
+        ]
+        taken = self._take_turns(jobs, watch.run_apart, self._pace.short())
+        acknowledged: Counter[Side] = Counter()
+        for (side, _), outcomes in zip(turns, taken, strict=True):
+            acknowledged[side] += sum(outcome.acknowledged for outcome in outcomes)
+        for side, writes in acknowledged.items():
+            _check_stored(side, writes * scenario.batch)
+        return taken
+
+    def _publish(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        depth = scenario.batch
+        jobs = [
+            (side, side.publish_job(connections=scenario.connections, depth=depth, record_bytes=RECORD_BYTES))
+            for side in sides
+        ]
+        taken = self._take_turns(jobs, load.run_apart, self._pace.short())
+        for side, outcomes in zip(sides, taken, strict=True):
+            _check_stored(side, sum(outcome.acknowledged for outcome in outcomes) * depth)
+        return [rates(outcomes, records_per_request=depth) for outcomes in taken]
+
+    def _watcher(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        figures = []
+        for side in sides:
+            self._tell(f"{side.name}: opening {scenario.watchers:,} watchers")
+            opened = side.open_watchers(WATCHERS_BEFORE)
+            try:
+                tree.wait_quiet(side.processes(), most_s=QUIET_S)
+                before = tree.memory_bytes(side.processes())
+                opened += side.open_watchers(scenario.watchers)
+                tree.wait_quiet(side.processes(), most_s=QUIET_S)
+                grown = tree.memory_bytes(side.processes()) - before
+            finally:
+                close_watchers(opened)
+            figures.append(Figures(value=grown / scenario.watchers / KB))
+        return figures
+
     # --- parts -----------------------------------------------------------------------------------------
-    def _take_turns(self, sides: list[Side], jobs: list[Job]) -> list[list[Outcome]]:
-        taken: list[list[Outcome]] = [[] for _ in sides]
-        for number in range(self._pace.rounds):
-            turn = list(enumerate(sides))
+    def _take_turns(self, turns: Sequence[tuple[Side, J]], run_apart: Callable[[J], W], pace: Pace) -> list[list[W]]:
+        taken: list[list[W]] = [[] for _ in turns]
+        for number in range(pace.rounds):
+            numbered = list(enumerate(turns))
             # The side that goes first changes, so that neither always has the warmer machine.
-            for index, side in turn if number % 2 == 0 else turn[::-1]:
-                for each in sides:
-                    tree.wait_quiet(each.processes(), most_s=QUIET_S)
-                self._tell(f"round {number + 1} of {self._pace.rounds}: {side.name}")
-                job = msgspec.structs.replace(jobs[index], warm_s=self._pace.warm_s, seconds=self._pace.seconds)
-                taken[index].append(run_apart(job))
+            for index, (side, job) in numbered if number % 2 == 0 else numbered[::-1]:
+                everyone = {process for each, _ in turns for process in each.processes()}
+                tree.wait_quiet(list(everyone), most_s=QUIET_S)
+                self._tell(f"round {number + 1} of {pace.rounds}: {side.name}")
+                timed = msgspec.structs.replace(job, warm_s=pace.warm_s, seconds=pace.seconds)
+                taken[index].append(run_apart(timed))
         return taken
 
     def _fill(self, side: Side, records: int, *, record_bytes: int) -> None:
@@ -233,7 +333,7 @@ class Measurement:
         job = side.append_job(
             connections=len(STREAMS), batch=batch, record_bytes=record_bytes, requests=records // batch
         )
-        run_apart(job)
+        load.run_apart(job)
         _check_stored(side, records)
 
 

@@ -10,12 +10,15 @@ import http.client
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from topics.bench import BenchFailed, payload
 from topics.bench.load import Job
+from topics.bench.opening import Watcher, open_watchers
 from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
+from topics.bench.watch import WatchJob
 
 # The console script's entry point, without relying on where a package manager put the script.
 SERVE = [sys.executable, "-c", "from topics.cli.main import main; main()", "serve"]
@@ -140,6 +143,42 @@ class Ours(Side):
             replies="http",
             watch=self.processes(),
         )
+
+    def publish_job(self, *, connections: int, depth: int, record_bytes: int) -> Job:
+        made = []
+        for stream, topic in enumerate(STREAMS):
+            for variant in range(VARIANTS):
+                first = (stream * VARIANTS + variant) * depth
+                batch = payload.records(depth, first=first, size=record_bytes)
+                made.append(b"".join(payload.ws_publish(topic, data) for data in batch))
+        return Job(
+            port=self.port,
+            requests=made,
+            plans=spread(connections=connections, per_stream=VARIANTS, requests=None),
+            replies="ws",
+            depth=depth,
+            watch=self.processes(),
+        )
+
+    def watch_job(
+        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+    ) -> WatchJob:
+        topic = STREAMS[0]
+        batches = payload.batches(batch, timed=rate > 0, variants=VARIANTS, size=record_bytes)
+        return WatchJob(
+            port=self.port,
+            wire=wire,
+            stream=topic,
+            watchers=watchers,
+            writes=[payload.http_append(topic, each) for each in batches],
+            batch=batch,
+            writers=writers,
+            rate=rate,
+            watch=self.processes(),
+        )
+
+    def open_watchers(self, count: int) -> list[Watcher]:
+        return open_watchers(wire="sse", port=self.port, stream=STREAMS[0], count=count)
 
     def stored(self) -> int:
         return sum(self._head_seq(topic) for topic in STREAMS)

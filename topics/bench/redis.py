@@ -14,7 +14,9 @@ from typing import Literal
 
 from topics.bench import BenchFailed, payload
 from topics.bench.load import Job
+from topics.bench.opening import Watcher, open_watchers
 from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
+from topics.bench.watch import WatchJob
 
 Value = int | bytes | list["Value"] | None
 Policy = Literal["everysec", "always"]
@@ -150,6 +152,29 @@ class Redis(Side):
             sizes=sizes,
             watch=self.processes(),
         )
+
+    def publish_job(self, *, connections: int, depth: int, record_bytes: int) -> Job:
+        return self.append_job(connections=connections, batch=depth, record_bytes=record_bytes)
+
+    def watch_job(
+        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+    ) -> WatchJob:
+        stream = STREAMS[0]
+        batches = payload.batches(batch, timed=rate > 0, variants=VARIANTS, size=record_bytes)
+        return WatchJob(
+            port=self.port,
+            wire="redis",
+            stream=stream,
+            watchers=watchers,
+            writes=[payload.resp_append(stream, each) for each in batches],
+            batch=batch,
+            writers=writers,
+            rate=rate,
+            watch=self.processes(),
+        )
+
+    def open_watchers(self, count: int) -> list[Watcher]:
+        return open_watchers(wire="redis", port=self.port, stream=STREAMS[0], count=count)
 
     def stored(self) -> int:
         return sum(self._length(stream) for stream in STREAMS)

@@ -146,3 +146,59 @@ class SizedReplies:
         self._missing = next(self._sizes, 0)
         self._fresh = True
         return True
+
+
+class WsReplies:
+    """`depth` WebSocket messages, each an acknowledgement of a publish."""
+
+    __slots__ = ("_depth", "_missing", "_partial")
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._missing = depth
+        self._partial = b""  # a frame that came in pieces
+
+    def take(self, buffer: bytearray, n: int) -> bool:
+        data: bytes | bytearray = buffer
+        if self._partial:
+            data = self._partial + bytes(memoryview(buffer)[:n])
+            n = len(data)
+            self._partial = b""
+        at = 0
+        while at < n:
+            end = ws_frame_end(data, at, n)
+            if end == 0:
+                self._partial = bytes(memoryview(data)[at:n])
+                return False
+            if data.find(b'"op":"ack"', at, end) < 0:
+                raise _refuse("not an acknowledgement", data[at:end])
+            self._missing -= 1
+            at = end
+        if self._missing > 0:
+            return False
+        if self._missing < 0:
+            raise BenchFailed(f"{-self._missing} acknowledgements more than publishes")
+        self._missing = self._depth
+        return True
+
+
+def ws_frame_end(data: bytes | bytearray, at: int, n: int) -> int:
+    """Where the server's text frame that begins at `at` ends, or 0 when not all of it lies before n."""
+    if n - at < 2:
+        return 0
+    if data[at] != 0x81:
+        raise _refuse("not a whole text frame", data[at:n])
+    size = data[at + 1]
+    head = 2
+    if size == 126:
+        head = 4
+    elif size == 127:
+        head = 10
+    elif size > 127:
+        raise _refuse("a masked frame from the server", data[at:n])
+    if n - at < head:
+        return 0
+    if head > 2:
+        size = int.from_bytes(data[at + 2 : at + head], "big")
+    end = at + head + size
+    return end if end <= n else 0

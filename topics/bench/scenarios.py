@@ -15,22 +15,29 @@ STORED_RECORD_BYTES = 100
 READ_TOPIC_RECORDS = 100_000
 PIPELINE = 100  # Redis's batch: deeper ones gain it nothing
 
-Kind = Literal["append", "read", "latency", "recovery", "memory", "idle"]
-Unit = Literal["records/s", "ms", "s", "MB", "% of a core"]
+Kind = Literal["append", "read", "latency", "recovery", "memory", "idle", "deliver", "fanout", "watcher", "publish"]
+Unit = Literal["records/s", "frames/s", "ms", "s", "MB", "KB", "% of a core"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Either `ratio` (ours over theirs, at least) or `most` (ours, in the row's unit, at most)."""
+    """One of `ratio` (ours over theirs, at least), `most` and `least` (ours, in the row's unit), and `of_sse`
+    (ours over what an event stream reached beside it, at least)."""
 
     ratio: float | None = None
     most: float | None = None
+    least: float | None = None
+    of_sse: float | None = None
 
-    def met(self, *, ours: float | None, theirs: float | None) -> bool | None:
+    def met(self, *, ours: float | None, theirs: float | None, sse: float | None = None) -> bool | None:
         """None: could not be decided, because a figure is missing."""
         if ours is None:
             return None
         if self.most is not None:
             return ours <= self.most
+        if self.least is not None:
+            return ours >= self.least
+        if self.of_sse is not None:
+            return ours / sse >= self.of_sse if sse else None
         times = self.times_better(ours=ours, theirs=theirs)
         return None if times is None or self.ratio is None else times >= self.ratio
 
@@ -40,7 +47,11 @@ class Target(msgspec.Struct, frozen=True):
         return above / below if above and below else None
 
     def __str__(self) -> str:
-        return f"≤ {self.most:g}" if self.most is not None else f"≥ {self.ratio:g}x"
+        if self.most is not None:
+            return f"≤ {self.most:g}"
+        if self.least is not None:
+            return f"≥ {self.least:,.0f}"
+        return f"≥ {self.of_sse:g}x of SSE" if self.of_sse is not None else f"≥ {self.ratio:g}x"
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +67,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0  # stored before the measurement
     spin_us: int | None = None
     only_full: bool = False
+    watchers: int = 0
+    writers: int = 1
+    rate: float = 0.0  # writes per second; 0: as fast as they are answered
+    wire: Literal["sse", "ws"] = "sse"
 
 
 def _append(
@@ -71,6 +86,31 @@ def _append(
         batch=batch,
         pipeline=1 if batch == 1 else PIPELINE,
         durability=durability,
+    )
+
+
+def _deliver(name: str, title: str, *, watchers: int, rate: float, most_ms: float) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind="deliver",
+        unit="ms",
+        target=Target(most=most_ms),
+        watchers=watchers,
+        rate=rate,
+    )
+
+
+def _publish(name: str, title: str, *, depth: int) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind="publish",
+        unit="records/s",
+        target=Target(least=8_000),
+        connections=16,
+        batch=depth,
+        pipeline=depth,
     )
 
 
@@ -174,6 +214,55 @@ SCENARIOS: tuple[Scenario, ...] = (
         unit="% of a core",
         # One clock tick of 10 ms in the 5 s that are watched: less is not measurable by the usual tools.
         target=Target(most=0.2),
+    ),
+    _deliver("deliver-1", "write to delivery, 1 watcher, 200 writes/s: median", watchers=1, rate=200, most_ms=1),
+    _deliver("deliver-10", "write to delivery, 10 watchers, 100 writes/s: median", watchers=10, rate=100, most_ms=1),
+    _deliver("deliver-100", "write to delivery, 100 watchers, 50 writes/s: median", watchers=100, rate=50, most_ms=3),
+    _deliver(
+        "deliver-1000",
+        "write to the last of 1,000 watchers, 10 writes/s: median",
+        watchers=1_000,
+        rate=10,
+        most_ms=20,
+    ),
+    Scenario(
+        name="fanout-frames",
+        title="100 watchers, writes of one record as fast as they go: frames",
+        kind="fanout",
+        unit="frames/s",
+        target=Target(least=80_000),
+        watchers=100,
+        writers=4,
+    ),
+    Scenario(
+        name="fanout-records",
+        title="100 watchers, writes of 100 records as fast as they go: records",
+        kind="fanout",
+        unit="records/s",
+        target=Target(least=1_000_000),
+        watchers=100,
+        writers=4,
+        batch=100,
+    ),
+    Scenario(
+        name="watcher-memory",
+        title="memory of an idle watcher, 1,000 of them",
+        kind="watcher",
+        unit="KB",
+        target=Target(most=30),
+        watchers=1_000,
+    ),
+    _publish("ws-publish", "WebSocket publish, one record, 16 sockets, 1 in flight", depth=1),
+    _publish("ws-publish-16", "WebSocket publish, one record, 16 sockets, 16 in flight", depth=16),
+    Scenario(
+        name="ws-fanout",
+        title="100 WebSockets, writes of one record as fast as they go: frames",
+        kind="fanout",
+        unit="frames/s",
+        target=Target(of_sse=0.5),
+        watchers=100,
+        writers=4,
+        wire="ws",
     ),
 )
 

@@ -15,10 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from topics.bench import BenchFailed, tree
 from topics.bench.load import Job
+from topics.bench.opening import Watcher
+from topics.bench.watch import WatchJob
 
 STREAMS = ("bench-0", "bench-1", "bench-2", "bench-3")
 START_S = 60.0
@@ -59,6 +61,20 @@ class Side(abc.ABC):
     @abc.abstractmethod
     def read_job(self, *, connections: int, limit: int) -> Job:
         """Reads through the first stream by cursor, `limit` records each; asks everything once before."""
+
+    @abc.abstractmethod
+    def publish_job(self, *, connections: int, depth: int, record_bytes: int) -> Job:
+        """Records one by one over standing connections, spread over the streams, `depth` of them in flight."""
+
+    @abc.abstractmethod
+    def watch_job(
+        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+    ) -> WatchJob:
+        """Watchers of the first stream, and writers of it. Redis has one way to watch, whatever `wire` says."""
+
+    @abc.abstractmethod
+    def open_watchers(self, count: int) -> list[Watcher]:
+        """Idle watchers of the first stream, for who closes them again."""
 
     @abc.abstractmethod
     def stored(self) -> int:

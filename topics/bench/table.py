@@ -25,7 +25,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def amount(value: float, unit: str) -> str:
-    if unit == "records/s":
+    if unit.endswith("/s"):
         if value >= 1e6:
             return f"{value / 1e6:.2f} M/s"
         return f"{value / 1e3:.1f} k/s" if value >= 1e3 else f"{value:.0f} /s"
@@ -35,14 +35,19 @@ def amount(value: float, unit: str) -> str:
         return f"{value:.2f} s"
     if unit == "MB":
         return f"{value:.0f} MB"
+    if unit == "KB":
+        return f"{value:.1f} KB"
     return f"{value:.2f} %"
 
 
 def _figure(figures: Figures | None, unit: str) -> str:
     if figures is None:
         return "–"
+    notes = [
+        f"{name} {value:.2f}" for name, value in (("p50", figures.p50_ms), ("p99", figures.p99_ms)) if value is not None
+    ]
     text = amount(figures.value, unit)
-    return text if figures.p99_ms is None else f"{text} (p99 {figures.p99_ms:.2f})"
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _shares(ours: float | None, theirs: float | None) -> str:
@@ -52,10 +57,13 @@ def _shares(ours: float | None, theirs: float | None) -> str:
 
 def cells(line: Line) -> list[str]:
     theirs = line.theirs
-    unit = line.unit.split()[0] if not line.target.endswith("x") else ""
+    unit = line.unit.split()[0] if "x" not in line.target else ""
+    ours = _figure(line.ours, line.unit)
+    if line.ours.sse:
+        ours += f" (SSE {amount(line.ours.sse, line.unit)}: {line.ours.value / line.ours.sse:.2f}x)"
     return [
         line.title,
-        _figure(line.ours, line.unit),
+        ours,
         _figure(theirs, line.unit),
         "–" if line.ratio is None else f"{line.ratio:.2f}x",
         f"{line.target} {unit}".strip(),
