@@ -14,6 +14,8 @@ from topics import __version__
 VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
     "ps": "Show the processes of a running server.",
+    "publish": "Append records from the command line, a file or standard input.",
+    "tail": "Follow topics: print records as they are written.",
     "bench": "Measure this machine and print the numbers.",
 }
 

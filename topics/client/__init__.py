@@ -1,0 +1,47 @@
+"""The Python client, for trio.
+
+```python
+from topics.client import Records, connect
+
+async with connect("http://127.0.0.1:4000") as client:
+    receipt = await client.publish("jobs", [{"do": "resize"}], tag="user:9")
+    async with client.subscribe({"jobs": 0}) as events:
+        async for event in events:
+            if isinstance(event, Records):
+                for record in event:
+                    print(record.seq, record.decode())
+```
+
+It imports nothing of the server but error codes, bounds and the default address.
+"""
+
+from topics.client.address import DEFAULT_URL
+from topics.client.client import Client, NewRecord, Receipt, TopicState, connect
+from topics.client.events import CaughtUp, Event, Position, Record, Records, Tombstone, TopicDeleted
+from topics.client.failures import BadUrl, ClientError, ConnectionLost, NotTopics, OutcomeUnknown, Unreachable
+from topics.client.subscription import Subscription
+from topics.errors import ApiError
+
+__all__ = [
+    "DEFAULT_URL",
+    "ApiError",
+    "BadUrl",
+    "CaughtUp",
+    "Client",
+    "ClientError",
+    "ConnectionLost",
+    "Event",
+    "NewRecord",
+    "NotTopics",
+    "OutcomeUnknown",
+    "Position",
+    "Receipt",
+    "Record",
+    "Records",
+    "Subscription",
+    "Tombstone",
+    "TopicDeleted",
+    "TopicState",
+    "Unreachable",
+    "connect",
+]
