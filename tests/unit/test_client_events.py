@@ -41,12 +41,6 @@ def test_records_keep_the_spelling_of_their_data() -> None:
     assert (first.seq, first.ts_ms, first.node, first.tag) == (5, 1700000000123, "n", "t")
     assert (second.seq, second.node, second.tag) == (6, None, None)
     assert (bytes(second.data), bytes(second.meta)) == (b"null", b"")
-        6,
-        None,
-        None,
-        b"null",
-        b"",
-    )
     assert bytes(batch.raw[1]) == b'{"$seq":6,"$ts":1700000000124,"data":null}'
 
 
