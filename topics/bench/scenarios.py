@@ -220,9 +220,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     _deliver("deliver-100", "write to delivery, 100 watchers, 50 writes/s: median", watchers=100, rate=50, most_ms=3),
     _deliver(
         "deliver-1000",
-        "write to the last of 1,000 watchers, 10 writes/s: median",
+        "write to the last of 1,000 watchers, 20 writes/s: median",
         watchers=1_000,
-        rate=10,
+        rate=20,
         most_ms=20,
     ),
     Scenario(

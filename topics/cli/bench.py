@@ -6,6 +6,7 @@ trusted. Ctrl-C and SIGTERM end both servers and remove their folders.
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from topics.bench.measure import Line, Measurement, Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OPEN_FILES = 8_192
 QUICK = Pace(rounds=3, seconds=0.4, warm_s=0.1)
 
 
@@ -58,6 +60,7 @@ def bench(
     pace = msgspec.structs.replace(pace, seconds=seconds or pace.seconds, rounds=rounds or pace.rounds)
     for signum in _ENDING:
         signal.signal(signum, _interrupt)
+    _allow_open_files()
     console = Console()
     described = machine.describe(folder)
     console.print(str(described), highlight=False, soft_wrap=True)
@@ -75,6 +78,15 @@ def bench(
     if json_file is not None:
         report = table.Report(machine=described, seconds=pace.seconds, rounds=pace.rounds, lines=lines)
         json_file.write_bytes(table.as_json(report))
+
+
+def _allow_open_files() -> None:
+    # Fact: a thousand watchers are a thousand sockets, in the generator and in the server, which inherit the limit
+    # from here. Hazard: a usual soft limit is 1,024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _choose(only: tuple[str, ...], *, full: bool) -> list[Scenario]:
