@@ -17,10 +17,13 @@ from collections.abc import Callable
 from topics.actors.link import Link
 from topics.actors.messages import Op, PutTopic, pack
 from topics.gateway.calls import Calls
+from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
 from topics.gateway.routes import Routes
+from topics.gateway.streams import Streams
+from topics.gateway.watches import Watches
 from topics.settings import Settings
 from topics.shm import layout
 from topics.shm.counters import Board
@@ -59,7 +62,8 @@ class Path:
         self.calls = Calls(shards=1, timeout_ms=60_000)
         self.calls.link_up(0, Link("shard-0", view, side=0, generation=1, bell=bells[1]))
         handlers = Handlers(settings, shards=1, board=board)
-        routes = Routes(handlers)
+        streams = Streams(settings=settings, calls=self.calls, feeds=Feeds(self.calls, shards=1))
+        routes = Routes(handlers, Watches(streams, shards=1))
         self.lane = HotLane(
             settings=settings,
             heads=Heads(routes, max_body_bytes=settings.max_body_bytes),

@@ -37,6 +37,7 @@ OWNED = {
     "quart_trio": {"gateway"},
     "hypercorn": {"gateway"},
     "httptools": {"gateway"},
+    "websockets": {"gateway"},
     "click": {"cli"},
     "rich": {"cli", "bench"},
 }

@@ -30,6 +30,7 @@ STATUS: dict[str, int] = {
     "unsupported_media_type": 415,
     "expectation_failed": 417,
     "topic_full": 422,
+    "upgrade_required": 426,
     "throttled": 429,
     "header_too_large": 431,
     "internal": 500,
@@ -68,6 +69,16 @@ def invalid(message: str, **detail: Any) -> ApiError:
 
 def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f'topic "{topic}" does not exist', {"topic": topic})
+
+
+def throttled_by(limit: str, most: int, remedy: str) -> ApiError:
+    """A resource of the whole instance is used up."""
+    return ApiError(
+        "throttled",
+        f"the instance has reached {limit} ({most}); {remedy}",
+        {"limit": limit, "max": most},
+        retry_after_s=5,
+    )
 
 
 class SettingsError(TopicsError):

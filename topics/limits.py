@@ -28,6 +28,19 @@ DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1_000
 MAX_READ_NODES = 1_000  # node ids in one read's filter
 
+# --- Watching (contract §7) --------------------------------------------------------------------------
+DEFAULT_WATCH_BATCH_BYTES = 256 * KIB
+HEARTBEAT_MS_RANGE = (1_000, 60_000)
+DEFAULT_HEARTBEAT_MS = 15_000
+SESSION_TTL_MS = 300_000
+STREAM_BACKLOG_BYTES = 256 * KIB  # frames a client has not taken; beyond that it lags and reads on from the log later
+SLOW_CONSUMER_TIMEOUT_MS = 30_000
+SLOW_CLOSE_MS = 5_000  # how long the final error frame may take to get out
+WATCH_READS = 4  # topics that one watcher catches up with at the same time
+WS_PING_MS = 30_000  # a silent WebSocket is pinged ...
+WS_SILENCE_MS = 90_000  # ... and one that stays silent is closed
+STREAM_TIMEOUT_MS = 60_000  # the kernel drops a stream's connection if the peer has acknowledged nothing for so long
+
 # --- Instance-wide resources (contract §11); 0 means unlimited ----------------------------------------
 MAX_TOPICS = 100_000
 MAX_ROUTERS = 10_000
@@ -62,6 +75,7 @@ GZIP_MIN_BYTES = 1 * KIB  # below this gzip makes answers larger
 RING_BYTES = 8 * MIB
 MIN_RING_BYTES = 64 * KIB
 DRAIN_BYTES = 4 * MIB  # one wake-up takes at most this much from one ring before the others get their turn
+PUSH_BYTES = 1 * MIB  # what one round may send a follower unasked
 CALL_TIMEOUT_MS = 15_000  # a call unanswered for this long is answered 503, outcome unknown
 HEARTBEAT_MS = 1_000
 HEARTBEAT_MISSES = 5

@@ -35,6 +35,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_claim: int = limits.MAX_CLAIM
     max_watch_topics: int = limits.MAX_WATCH_TOPICS
 
+    session_ttl_ms: int = limits.SESSION_TTL_MS
+    stream_backlog_bytes: int = limits.STREAM_BACKLOG_BYTES
+    slow_consumer_timeout_ms: int = limits.SLOW_CONSUMER_TIMEOUT_MS
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may open a WebSocket, besides our own
+
     max_topics: int = limits.MAX_TOPICS
     max_routers: int = limits.MAX_ROUTERS
     max_watch_sessions: int = limits.MAX_WATCH_SESSIONS
@@ -100,6 +105,15 @@ def _spin(name: str, text: str) -> int:
     return -1 if text == "auto" else _integer(0, 1_000)(name, text)
 
 
+def _origins(name: str, text: str) -> tuple[str, ...]:
+    """Comma separated: https://app.example.com, http://localhost:3000, or * for all."""
+    origins = tuple(part.strip().lower().rstrip("/") for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not origin.startswith(("http://", "https://")):
+            raise SettingsError(f"{name}={text!r}: expected origins like https://app.example.com, or *")
+    return origins
+
+
 _BYTES = _integer(1, 2**40)
 _COUNT = _integer(0, 2**40)
 _MS = _integer(0, 2**40)
@@ -123,6 +137,10 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "max_limit": _integer(1, 100_000),
     "max_claim": _integer(1, 100_000),
     "max_watch_topics": _integer(1, 100_000),
+    "session_ttl_ms": _integer(100, 2**40),
+    "stream_backlog_bytes": _integer(4 * limits.KIB, 2**30),
+    "slow_consumer_timeout_ms": _integer(100, 3_600_000),
+    "allowed_origins": _origins,
     "max_topics": _COUNT,
     "max_routers": _COUNT,
     "max_watch_sessions": _COUNT,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from parts import watches
 
 from topics.errors import ApiError
 from topics.gateway.handlers import Handlers
@@ -17,7 +18,7 @@ def handlers() -> Handlers:
 
 @pytest.fixture
 def routes(handlers: Handlers) -> Routes:
-    return Routes(handlers)
+    return Routes(handlers, watches(shards=4))
 
 
 @pytest.mark.parametrize(

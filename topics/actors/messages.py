@@ -40,6 +40,18 @@ class Op(enum.IntEnum):
     DELETE_RECORDS = 7
     CANCEL = 8  # the caller of a waiting diff has gone; no answer
     APPEND_PLAIN = 9  # an append without options: its head is a fixed struct and the topic's name
+    POSITIONS = 10  # where several topics stand
+    READ = 11  # a watcher's diff: the pieces of a frame instead of a response
+    FOLLOW = 12  # send me what is published to this topic; then TAIL and TOPIC_GONE under the same correlation
+    TAIL = 13  # shard to follower, no answer
+    TOPIC_GONE = 14  # shard to follower, no answer
+    UNFOLLOW = 15  # no answer
+    CREATE_SESSION = 16
+    OPEN_STREAM = 17
+    SAVE_CURSORS = 18  # no answer
+    CLOSE_STREAM = 19  # no answer
+    TAKE_STREAM = 20  # home to gateway, no answer: somebody else opened it, close it and say where it was
+    RESTORE_SESSION = 21  # no answer
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -159,6 +171,129 @@ class RecordsDeleted(_Message, frozen=True):
     fsync_us: int
 
 
+class Positions(_Message, frozen=True):
+    topics: list[str]
+
+
+class Position(_Message, frozen=True):
+    topic_id: int
+    head_seq: int
+    earliest_seq: int
+
+
+class PositionsFound(_Message, frozen=True):
+    found: list[Position | None]  # in the order asked; None: there is no such topic
+
+
+class Gap(_Message, frozen=True):
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int
+
+
+class Read(_Message, frozen=True):
+    topic: str
+    topic_id: int  # 0: whichever has the name now
+    from_seq: int
+    limit: int
+    max_bytes: int
+    include_tags: bool
+    include_meta: bool
+    include_data: bool
+    nodes: list[str] | None = None
+
+
+class Piece(_Message, frozen=True):
+    """What lies between two cursors. The body is the records' JSON, joined by commas; empty if there are none."""
+
+    topic_id: int
+    from_seq: int  # behind the gap, if there is one
+    to_seq: int
+    head_seq: int
+    gap: Gap | None = None
+    nodes: list[str | None] | None = None  # each record's origin, if asked for and any has one ...
+    ends: list[int] | None = None  # ... and where its JSON ends in the body
+
+
+class Follow(_Message, frozen=True):
+    topic: str
+    topic_id: int  # 0: whichever has the name now
+    from_seq: int | None  # None: from the head
+    limit: int
+    max_bytes: int
+    include_tags: bool
+    include_meta: bool
+    include_data: bool
+    with_nodes: bool
+
+
+class Following(_Message, frozen=True):
+    topic_id: int
+    at: int
+    head_seq: int
+
+
+class TopicGone(_Message, frozen=True):
+    head_seq: int
+
+
+class Unfollow(_Message, frozen=True):
+    pass
+
+
+class CreateSession(_Message, frozen=True):
+    wid: str
+    definition: bytes  # what a gateway made of the request: not looked at
+    cursors: list[int]
+    topic_ids: list[int]
+
+
+class SessionCreated(_Message, frozen=True):
+    pass
+
+
+class OpenStream(_Message, frozen=True):
+    wid: str | None  # None: a WebSocket, which has no session
+
+
+class StreamOpened(_Message, frozen=True):
+    stream: int
+    epoch: int
+    definition: bytes
+    cursors: list[int]
+    topic_ids: list[int]
+    stale: bool  # the gateway that moved the cursors died: they may lie behind what was delivered
+
+
+class SaveCursors(_Message, frozen=True):
+    stream: int
+    cursors: list[int]
+    topic_ids: list[int]
+
+
+class CloseStream(_Message, frozen=True):
+    stream: int
+    cursors: list[int] | None
+    topic_ids: list[int] | None
+
+
+class TakeStream(_Message, frozen=True):
+    stream: int
+
+
+class RestoreSession(_Message, frozen=True):
+    """After the sessions' home died: what a gateway knows of one, or of a stream without session."""
+
+    wid: str | None
+    stream: int  # 0: none is open
+    epoch: int
+    definition: bytes
+    cursors: list[int]
+    topic_ids: list[int]
+    idle_ms: int
+
+
 class Failure(_Message, frozen=True):
     code: str
     message: str
@@ -174,6 +309,15 @@ REQUESTS: dict[Op, type[_Message]] = {
     Op.DROP_TOPIC: DropTopic,
     Op.LIST_TOPICS: ListTopics,
     Op.DELETE_RECORDS: DeleteRecords,
+    Op.POSITIONS: Positions,
+    Op.READ: Read,
+    Op.FOLLOW: Follow,
+    Op.UNFOLLOW: Unfollow,
+    Op.CREATE_SESSION: CreateSession,
+    Op.OPEN_STREAM: OpenStream,
+    Op.SAVE_CURSORS: SaveCursors,
+    Op.CLOSE_STREAM: CloseStream,
+    Op.RESTORE_SESSION: RestoreSession,
 }
 ANSWERS: dict[Op, type[_Message]] = {
     Op.DIFF: Diffed,
@@ -182,6 +326,14 @@ ANSWERS: dict[Op, type[_Message]] = {
     Op.DROP_TOPIC: TopicDropped,
     Op.LIST_TOPICS: TopicsListed,
     Op.DELETE_RECORDS: RecordsDeleted,
+    Op.POSITIONS: PositionsFound,
+    Op.READ: Piece,
+    Op.FOLLOW: Following,
+    Op.TAIL: Piece,
+    Op.TOPIC_GONE: TopicGone,
+    Op.CREATE_SESSION: SessionCreated,
+    Op.OPEN_STREAM: StreamOpened,
+    Op.TAKE_STREAM: TakeStream,
 }
 _request_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in REQUESTS.items()}
 _answer_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in ANSWERS.items()}

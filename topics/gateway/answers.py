@@ -31,6 +31,12 @@ class Answers:
                 for status in HTTPStatus
             }
 
+    def encode_stream(self, response: Response) -> bytes:
+        """The head of a response that goes on for as long as the connection lives."""
+        start = self.starts[response.status].partition(b"Content-Type")[0]
+        lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
+        return b"".join((start, *lines, b"\r\n"))
+
     def encode(self, response: Response, *, keep_alive: bool, gzipped: bool, bodiless: bool) -> bytes:
         body, tail = response.body, response.tail
         size = len(body) + len(tail)

@@ -34,7 +34,7 @@ def check_name(name: str, *, what: str = "topic name") -> str:
     return name
 
 
-class _RecordIn(msgspec.Struct, gc=False):
+class RecordIn(msgspec.Struct, gc=False):
     data: Raw
     tag: str | None = None
     node: str | None = None
@@ -61,8 +61,8 @@ class ConfigIn(msgspec.Struct):
     leases_durable: bool = False
 
 
-class _AppendIn(msgspec.Struct):
-    records: list[_RecordIn]
+class AppendIn(msgspec.Struct):
+    records: list[RecordIn]
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -84,7 +84,7 @@ class _DeleteIn(msgspec.Struct):
     match: str | list[Any] | None = None
 
 
-_append_decoder = msgspec.json.Decoder(_AppendIn)
+_append_decoder = msgspec.json.Decoder(AppendIn)
 _diff_decoder = msgspec.json.Decoder(_DiffIn)
 _delete_decoder = msgspec.json.Decoder(_DeleteIn)
 _config_decoder = msgspec.json.Decoder(ConfigIn)
@@ -92,7 +92,7 @@ _NULL = Raw(b"null")
 _keys_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
+def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
     try:
         if not body.isascii():
             body.decode()  # raw values are passed through, so nobody else would look
@@ -107,7 +107,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
         raise invalid("the body is nested too deeply") from None
 
 
-def _unsigned(value: int, field: str) -> int:
+def unsigned(value: int, field: str) -> int:
     if not 0 <= value <= limits.U64_MAX:
         raise invalid(f"{field} must be from 0 to 2^64-1", field=field)
     return value
@@ -125,7 +125,7 @@ def _clamped(value: int, bounds: tuple[int, int], field: str) -> int:
 
 def decode_config(body: bytes | bytearray, topic: str) -> tuple[TopicConfig, TopicType | None]:
     """A PUT's body: the config it declares, and the type only if it was said."""
-    given = _decode(_config_decoder, body) if body else ConfigIn()
+    given = decode_json(_config_decoder, body) if body else ConfigIn()
     return resolve_config(given, topic), None if given.type is UNSET else given.type
 
 
@@ -145,20 +145,20 @@ def resolve_config(given: ConfigIn, topic: str) -> TopicConfig:
         priority = min(max(priority, low), high)
     return TopicConfig(
         type="log" if given.type is UNSET else given.type,
-        ttl_ms=_unsigned(given.ttl_ms, "ttl_ms"),
-        cap_records=_unsigned(given.cap_records, "cap_records"),
-        cap_bytes=_unsigned(given.cap_bytes, "cap_bytes"),
+        ttl_ms=unsigned(given.ttl_ms, "ttl_ms"),
+        cap_records=unsigned(given.cap_records, "cap_records"),
+        cap_bytes=unsigned(given.cap_bytes, "cap_bytes"),
         discard=given.discard,
         durable=durability == "fsync",
         durability=durability,
         priority=priority,
         auto_priority=given.auto_priority,
         auto_create=given.auto_create,
-        idempotency_window_ms=_unsigned(given.idempotency_window_ms, "idempotency_window_ms"),
+        idempotency_window_ms=unsigned(given.idempotency_window_ms, "idempotency_window_ms"),
         dedupe_node=given.dedupe_node,
         lease_ms=_clamped(given.lease_ms, limits.LEASE_MS_RANGE, "lease_ms"),
         claim_jitter_ms=_clamped(given.claim_jitter_ms, limits.CLAIM_JITTER_MS_RANGE, "claim_jitter_ms"),
-        max_deliveries=_unsigned(given.max_deliveries, "max_deliveries"),
+        max_deliveries=unsigned(given.max_deliveries, "max_deliveries"),
         dead_letter=given.dead_letter,
         leases_durable=given.leases_durable,
     )
@@ -169,7 +169,13 @@ def resolve_config(given: ConfigIn, topic: str) -> TopicConfig:
 
 def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None) -> tuple[Append, bytes]:
     """The message head and the batch body. `key` is the Idempotency-Key header; the body's field wins."""
-    given = _decode(_append_decoder, body)
+    return resolve_append(decode_json(_append_decoder, body), topic, settings, key=key, size=len(body))
+
+
+def resolve_append(
+    given: AppendIn, topic: str, settings: Settings, *, key: str | None, size: int
+) -> tuple[Append, bytes]:
+    """The same for what is decoded already; `size` is how many bytes it was."""
     records = given.records
     count = len(records)
     if count == 0:
@@ -185,21 +191,21 @@ def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, ke
     if key is not None and not 1 <= len(key) <= limits.MAX_KEY_CHARS:
         raise invalid(f"idempotency_key must have 1 to {limits.MAX_KEY_CHARS} characters", field="idempotency_key")
     data = RECORD_SEPARATOR.join([record.data for record in records])
-    size = len(data) - (count - 1) + count * RECORD_OVERHEAD
+    weight = len(data) - (count - 1) + count * RECORD_OVERHEAD
     tags = nodes = metas = None
     common = given.node
     if common is not None:
         _check_text(common, settings.max_node_bytes, "node")
     if any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
         tags, nodes, metas, meta_bytes = _side_columns(records, common, settings)
-        size += meta_bytes
+        weight += meta_bytes
     else:
         nodes = common
-    if len(body) > settings.max_record_bytes:
+    if size > settings.max_record_bytes:
         _check_record_sizes(records, settings.max_record_bytes)
     config = None if given.config is None else resolve_config(given.config, topic)
     packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
-    return Append(topic, count, size, given.create, config, key), packed
+    return Append(topic, count, weight, given.create, config, key), packed
 
 
 class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -231,8 +237,19 @@ def decode_plain(body: bytes | bytearray, settings: Settings) -> tuple[int, int,
     return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, data
 
 
+def plain_records(records: list[RecordIn], settings: Settings) -> tuple[int, int, bytes] | None:
+    """The same for records that are decoded already."""
+    count = len(records)
+    if not 1 <= count <= settings.max_batch_records or any(
+        [record.tag is not None or record.meta is not None or record.node is not None for record in records]
+    ):
+        return None
+    data = bytes(records[0].data) if count == 1 else RECORD_SEPARATOR.join([record.data for record in records])
+    return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, data
+
+
 def _side_columns(
-    records: list[_RecordIn], common: str | None, settings: Settings
+    records: list[RecordIn], common: str | None, settings: Settings
 ) -> tuple[list[str | None] | None, str | list[str | None] | None, list[Raw | None] | None, int]:
     """Tags, nodes and metas of a batch that has any, checked; a column nobody uses is None."""
     tags = [record.tag for record in records]
@@ -270,7 +287,7 @@ def _check_meta(meta: Raw, settings: Settings) -> int:
     return len(raw)
 
 
-def _check_record_sizes(records: list[_RecordIn], most: int) -> None:
+def _check_record_sizes(records: list[RecordIn], most: int) -> None:
     for at, record in enumerate(records):
         size = len(record.data) + (len(record.meta) if record.meta is not None else 0)
         if size > most:
@@ -285,7 +302,7 @@ def _check_record_sizes(records: list[_RecordIn], most: int) -> None:
 
 
 def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff:
-    given = _decode(_diff_decoder, body) if body else _DiffIn()
+    given = decode_json(_diff_decoder, body) if body else _DiffIn()
     if given.limit < 0:
         raise invalid("limit must not be negative", field="limit")
     if given.wait_ms < 0:
@@ -295,7 +312,7 @@ def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff
         raise invalid(f"node lists more than {limits.MAX_READ_NODES} ids", field="node")
     return Diff(
         topic=topic,
-        from_seq=_unsigned(given.from_seq, "from_seq"),
+        from_seq=unsigned(given.from_seq, "from_seq"),
         limit=min(given.limit or limits.DEFAULT_LIMIT, settings.max_limit),
         max_bytes=limits.DEFAULT_BATCH_BYTES,
         nodes=nodes,
@@ -306,10 +323,10 @@ def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff
 
 
 def decode_delete(body: bytes | bytearray, topic: str) -> DeleteRecords:
-    given = _decode(_delete_decoder, body or b"{}")
+    given = decode_json(_delete_decoder, body or b"{}")
     if given.before_seq is None and given.match is None:
         raise invalid("a delete needs before_seq, match or both")
-    before = None if given.before_seq is None else _unsigned(given.before_seq, "before_seq")
+    before = None if given.before_seq is None else unsigned(given.before_seq, "before_seq")
     if given.match is None:
         return DeleteRecords(topic, before, None, False)
     tag, prefix = decode_match(given.match)

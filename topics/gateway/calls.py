@@ -8,6 +8,7 @@ idempotency key is safe.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -52,6 +53,7 @@ class Calls:
         self._runs: list[dict[int, PlainRun]] = [{} for _ in range(shards)]  # by their first correlation
         self._next = 1
         self.refused = 0
+        self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
 
     def __len__(self) -> int:
         return sum(map(len, self._pending))
@@ -77,18 +79,19 @@ class Calls:
     def submit(self, outcome: Outcome, sink: Sink) -> None:
         """See that the sink gets its Response, now or later."""
         if isinstance(outcome, Call):
-            self._send(outcome, sink)
+            self.ask(outcome, sink)
         elif isinstance(outcome, Response):
             sink.finish(outcome)
         else:
             self._gather(outcome, sink)
 
     def _gather(self, gather: Gather, sink: Sink) -> None:
-        collector = GatherSink(gather, sink)
+        collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink))
         for index, call in enumerate(gather.calls):
-            self._send(call, collector.slot(index))
+            self.ask(call, collector.slot(index))
 
-    def _send(self, call: Call, sink: Sink) -> int:
+    def ask(self, call: Call, sink: Sink) -> int:
+        """Send one call; its correlation, or 0 if it has failed already."""
         shard = call.shard
         link = self._links[shard]
         if link is None:
@@ -105,6 +108,11 @@ class Calls:
         self._next = correlation + 1
         self._pending[shard][correlation] = _Asked(call, sink, deadline_ms)
         return correlation
+
+    def tell(self, shard: int, message: bytes) -> None:
+        """Something that has no answer; lost if the shard is away."""
+        if (link := self._links[shard]) is not None:
+            link.writer.send_always(message)
 
     def send_plain(self, run: PlainRun) -> None:
         """The same for appends without options, whose entries take the answer themselves."""
@@ -175,6 +183,8 @@ class Calls:
                     _share_out(run, pending, correlation, message)
                 elif (entry := pending.pop(correlation, None)) is not None:
                     entry.take(message)
+                else:
+                    self.on_unasked(shard, message)
 
     def flush(self) -> None:
         for link in self._links:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
@@ -23,15 +25,18 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from quart import Response as QuartResponse
 from quart import request as current
+from quart import websocket
 from quart_trio import QuartTrio
 
 from topics import limits
+from topics.actors import messages
 from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.routes import Routes
+from topics.gateway.watches import Watches
 from topics.settings import Settings
 
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
@@ -74,11 +79,14 @@ class _PushedBack:
 
 
 class ColdLane:
-    def __init__(self, *, settings: Settings, routes: Routes, handlers: Handlers, calls: Calls) -> None:
+    def __init__(
+        self, *, settings: Settings, routes: Routes, handlers: Handlers, calls: Calls, watches: Watches
+    ) -> None:
         self._settings = settings
         self._routes = routes
         self._handlers = handlers
         self._calls = calls
+        self._watches = watches
         self._config = Config()
         self._config.accesslog = self._config.errorlog = None
         self._config.keep_alive_timeout = settings.idle_timeout_ms / 1_000
@@ -129,6 +137,10 @@ class ColdLane:
     @staticmethod
     def on_fault(error: Exception) -> None: ...
 
+    @staticmethod
+    def flush() -> None:
+        """See that what was asked goes out."""
+
     def _app(self) -> QuartTrio:
         app = QuartTrio("topics.gateway.cold")
         app.config["MAX_CONTENT_LENGTH"] = None  # counted in _body, which goes on reading
@@ -138,7 +150,14 @@ class ColdLane:
         # Quart's own routing never runs: one table serves both lanes.
         @app.before_request  # type: ignore[untyped-decorator]
         async def serve() -> QuartResponse:
-            return _to_quart(await self._answer(), head.accepts_gzip(_header("accept-encoding")))
+            response = await self._answer()
+            if response.stream is not None:
+                return self._stream(response)
+            return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
+
+        @app.websocket("/v0/ws")  # type: ignore[untyped-decorator]
+        async def serve_socket() -> Any:
+            return await self._serve_socket()
 
         return app
 
@@ -149,12 +168,12 @@ class ColdLane:
         try:
             waiting = _Waiting()
             self._calls.submit(await self._outcome(), waiting)
-            self._calls.flush()
+            self.flush()
             try:
                 await waiting.done.wait()
             except trio.Cancelled:
                 self._calls.abandon(waiting)
-                self._calls.flush()
+                self.flush()
                 raise
             assert waiting.response is not None
             return waiting.response
@@ -204,17 +223,167 @@ class ColdLane:
             key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:
             raise invalid("the request target and header values must be valid text") from None
-        return route.handler(Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns()))
+        request = Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns())
+        if route.streams:
+            request.headers = {
+                name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
+            }
+        return route.handler(request)
+
+    # --- streams ---
+
+    def _stream(self, response: Response) -> QuartResponse:
+        """An SSE stream: what it writes, as it writes it."""
+        outlet = ColdOutlet(response.stream)
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                response.stream.start(outlet, b"")
+                self.flush()
+                while (data := await outlet.take()) is not None:
+                    yield data
+                    outlet.taken(len(data))
+                    self.flush()
+            finally:
+                outlet.close()
+                self.flush()
+
+        headers = {name: value for name, value in response.headers if name not in ("Connection", "Content-Type")}
+        return QuartResponse(body(), headers=headers, content_type="text/event-stream; charset=utf-8")
+
+    async def _serve_socket(self) -> Any:
+        self.requests += 1
+        if (scope := self._silent.pop(tuple(websocket.scope["client"])[:2], None)) is not None:
+            scope.deadline = math.inf
+        try:
+            if self._handlers.draining:
+                raise shutting_down()
+            headers = {
+                name.lower().encode("latin-1"): value.encode("latin-1") for name, value in websocket.headers.items()
+            }
+            self._watches.check_origin(headers)
+            waiting = _Waiting()
+            self._calls.submit(self._watches.open_socket(self._unframed), waiting)
+            self.flush()
+            await waiting.done.wait()
+            assert waiting.response is not None
+            if waiting.response.stream is None:
+                return _to_quart(waiting.response, False, method="GET")
+        except ApiError as error:
+            return _to_quart(error_response(error), False, method="GET")
+        await self._talk(waiting.response.stream)
+        return None
+
+    def _unframed(self, opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
+        return Response(200, b"", stream=self._watches.new_socket(opened, framed=False))
+
+    async def _talk(self, socket: Any) -> None:
+        outlet = ColdOutlet(socket)
+
+        async def send() -> None:
+            while (text := await outlet.take(whole=True)) is not None:
+                await websocket.send(text.decode())
+                outlet.taken(len(text))
+                self.flush()
+            code, reason = outlet.goodbye or (1000, "")
+            await websocket.close(code, reason)
+            nursery.cancel_scope.cancel()
+
+        async def receive() -> None:
+            while True:
+                await outlet.may_receive()
+                message = await websocket.receive()
+                if isinstance(message, bytes):
+                    outlet.close_with(1003, "commands are JSON text")
+                    outlet.finish()
+                    return
+                socket.received_message(message)
+                self.flush()
+
+        try:
+            await websocket.accept()
+            socket.start(outlet, b"")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                nursery.start_soon(receive)
+        finally:
+            outlet.close()
+            self.flush()
+
+
+class ColdOutlet:
+    """Where a stream of this lane writes: a queue that a task empties."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._queue: deque[bytes] = deque()
+        self._more = trio.Event()
+        self._reading = trio.Event()
+        self._reading.set()
+        self._closing = False
+        self._closed = False
+        self.written = 0
+        self.sent = 0
+        self.goodbye: tuple[int, str] | None = None
+
+    def write(self, data: bytes) -> None:
+        self._queue.append(data)
+        self.written += len(data)
+        self._more.set()
+
+    def finish(self) -> None:
+        self._closing = True
+        self._more.set()
+
+    def close_with(self, code: int, reason: str) -> None:
+        self.goodbye = (code, reason)
+
+    def abort(self) -> None:
+        self._queue.clear()
+        self.finish()
+
+    def pause(self) -> None:
+        self._reading = trio.Event()
+
+    def resume(self) -> None:
+        self._reading.set()
+
+    async def may_receive(self) -> None:
+        await self._reading.wait()
+
+    async def take(self, *, whole: bool = False) -> bytes | None:
+        """What is to be sent next, one write of it if it must stay whole; None at the end."""
+        while not self._queue:
+            if self._closing:
+                return None
+            self._more = trio.Event()
+            await self._more.wait()
+        if whole:
+            return self._queue.popleft()
+        data = b"".join(self._queue)
+        self._queue.clear()
+        return data
+
+    def taken(self, size: int) -> None:
+        self.sent += size
+        if not self._closing:
+            self._stream.drained()
+
+    def close(self) -> None:
+        """The connection is gone, or done with."""
+        if not self._closed:
+            self._closed = True
+            self._stream.closed()
 
 
 def _header(name: str) -> bytes:
     return str(current.headers.get(name, "")).encode("latin-1")
 
 
-def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
+def _to_quart(response: Response, gzipped: bool, *, method: str | None = None) -> QuartResponse:
     body = b"".join((response.body, response.tail))
     headers = dict(response.headers)
-    if current.method == "HEAD":
+    if (method or current.method) == "HEAD":
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type="application/json")
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:

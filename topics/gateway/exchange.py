@@ -26,6 +26,7 @@ class Request(msgspec.Struct, gc=False):
     body: bytes | bytearray
     idempotency_key: str | None
     started_ns: int
+    headers: Mapping[bytes, bytes] = {}  # only for routes that look at them: names in lower case
 
 
 class Response(msgspec.Struct):
@@ -34,6 +35,7 @@ class Response(msgspec.Struct):
     headers: tuple[tuple[str, str], ...] = ()
     close: bool = False
     tail: bytes = b""  # the end of the body, kept apart so that a large one need not be copied to add it
+    stream: Any = None  # a streams.Stream that goes on where this response ends
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
@@ -50,11 +52,11 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
 
 
 class Gather:
-    """The same question to several shards; rendered when all have answered."""
+    """Questions to several shards; rendered when all have answered, perhaps into the next question."""
 
     __slots__ = ("calls", "render")
 
-    def __init__(self, calls: Sequence[Call], render: Callable[[list[Any]], Response]) -> None:
+    def __init__(self, calls: Sequence[Call], render: Callable[[list[Any]], Outcome]) -> None:
         self.calls = calls
         self.render = render
 
@@ -71,9 +73,9 @@ class Sink(Protocol):
 class GatherSink:
     """Collects the answers of a Gather in shard order; the first failure is the whole answer."""
 
-    def __init__(self, gather: Gather, sink: Sink) -> None:
+    def __init__(self, gather: Gather, submit: Callable[[Outcome], None]) -> None:
         self._gather = gather
-        self._sink = sink
+        self._submit = submit
         self._values: list[Any] = [None] * len(gather.calls)
         self._left = len(gather.calls)
 
@@ -85,12 +87,16 @@ class GatherSink:
             return
         if isinstance(value, Response):
             self._left = 0
-            self._sink.finish(value)
+            self._submit(value)
             return
         self._values[index] = value
         self._left -= 1
         if self._left == 0:
-            self._sink.finish(self._gather.render(self._values))
+            try:
+                outcome = self._gather.render(self._values)
+            except ApiError as error:
+                outcome = error_response(error)
+            self._submit(outcome)
 
 
 class _Slot:

@@ -32,7 +32,7 @@ def elapsed_ms(started_ns: int) -> float:
     return (time.perf_counter_ns() - started_ns) / _MS
 
 
-def _with_performance(content: dict[str, Any], started_ns: int, **more: float) -> bytes:
+def with_performance(content: dict[str, Any], started_ns: int, **more: float) -> bytes:
     content["performance"] = {"server_total_ms": round(elapsed_ms(started_ns), 3), **more}
     return _encode(content)
 
@@ -60,7 +60,7 @@ class Handlers:
             op=Op.APPEND,
             head=head,
             body=batch,
-            return_seqs=not request.query or _flag(request, "return_seqs", True),
+            return_seqs=not request.query or flag(request, "return_seqs", True),
             started_ns=request.started_ns,
         )
 
@@ -82,7 +82,7 @@ class Handlers:
                 "count": answer.count,
                 "bytes": answer.bytes,
             }
-            return Response(200, _with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
+            return Response(200, with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
 
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.DELETE_RECORDS, head=head)
 
@@ -93,7 +93,7 @@ class Handlers:
 
         def render(answer: messages.TopicPut, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "created": answer.created, "config": answer.config}
-            return Response(201 if answer.created else 200, _with_performance(content, request.started_ns))
+            return Response(201 if answer.created else 200, with_performance(content, request.started_ns))
 
         head = messages.PutTopic(request.name, config, kind)
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
@@ -113,17 +113,17 @@ class Handlers:
                 "last_write_ts": answer.last_write_ts,
                 "last_read_ts": answer.last_read_ts,
             }
-            return Response(200, _with_performance(content, request.started_ns))
+            return Response(200, with_performance(content, request.started_ns))
 
-        head = messages.GetTopic(request.name, _flag(request, "touch", True))
+        head = messages.GetTopic(request.name, flag(request, "touch", True))
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
 
     def drop_topic(self, request: Request) -> Outcome:
         def render(answer: messages.TopicDropped, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "deleted": answer.deleted, "routers_removed": []}
-            return Response(200, _with_performance(content, request.started_ns))
+            return Response(200, with_performance(content, request.started_ns))
 
-        head = messages.DropTopic(request.name, _flag(request, "if_empty", False))
+        head = messages.DropTopic(request.name, flag(request, "if_empty", False))
         return _RenderedCall(rendered=render, shard=request.shard, op=Op.DROP_TOPIC, head=head)
 
     def list_topics(self, request: Request) -> Outcome:
@@ -132,7 +132,7 @@ class Handlers:
             prefix=request.query.get("prefix", ""),
             after=_after(request.query.get("cursor")),
             limit=size,
-            touch=_flag(request, "touch", False),
+            touch=flag(request, "touch", False),
         )
 
         def render(answers: list[messages.TopicsListed]) -> Response:
@@ -144,7 +144,7 @@ class Handlers:
             }
             if more and page:
                 content["next_cursor"] = _cursor(page[-1].topic)
-            return Response(200, _with_performance(content, request.started_ns))
+            return Response(200, with_performance(content, request.started_ns))
 
         calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]
         return Gather(calls, render)
@@ -154,7 +154,7 @@ class Handlers:
     def health(self, request: Request) -> Outcome:
         uptime_ms = (time.monotonic_ns() - self.started_ns) // _MS
         content = {"status": "ok", "version": __version__, "uptime_ms": uptime_ms}
-        return Response(200, _with_performance(content, request.started_ns))
+        return Response(200, with_performance(content, request.started_ns))
 
     def ready(self, request: Request) -> Outcome:
         if self.draining:
@@ -173,7 +173,7 @@ class Handlers:
             "wal_replay_complete": True,
             "topics": sum(row[Word.TOPICS] for row in rows),
         }
-        return Response(200, _with_performance(content, request.started_ns))
+        return Response(200, with_performance(content, request.started_ns))
 
 
 def shutting_down() -> ApiError:
@@ -239,7 +239,7 @@ class _DiffCall(Call, kw_only=True, gc=False, eq=False):
 # --- query parameters --------------------------------------------------------------------------------
 
 
-def _flag(request: Request, name: str, default: bool) -> bool:
+def flag(request: Request, name: str, default: bool) -> bool:
     text = request.query.get(name)
     if text is None:
         return default

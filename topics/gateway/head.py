@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import NamedTuple
 
 import httptools
 import msgspec
 
 from topics import limits
 from topics.errors import ApiError, invalid
+from topics.gateway.plain import PlainRoute
 from topics.gateway.routes import Route, Routes
 
 _CACHED_HEADS = 4_096
@@ -26,13 +26,6 @@ _CACHED_HEAD_BYTES = 2_048
 _TOKEN = re.compile(rb"[A-Z]{1,32} ")
 _PLAIN_QUERIES = {("return_seqs", "false")}
 _CHUNKED = -1  # body_length of a chunked body
-
-
-class PlainRoute(NamedTuple):
-    shard: int
-    topic: str
-    encoded: bytes
-    return_seqs: bool
 
 
 class Head(msgspec.Struct, gc=False):
@@ -47,6 +40,7 @@ class Head(msgspec.Struct, gc=False):
     plain: PlainRoute | None = None  # an append that may turn out to be nothing but data
     bodiless: bool = False  # HEAD: the answer's head without its body
     fatal: bool = False  # the connection can't go on after the answer
+    headers: dict[bytes, bytes] | None = None  # for routes that look at them
 
     @property
     def chunked(self) -> bool:
@@ -68,7 +62,7 @@ class Heads:
         head = self._known.get(raw)
         if head is None:
             head = self._parse(raw)
-            if not head.fatal and len(raw) <= _CACHED_HEAD_BYTES:
+            if not head.fatal and head.headers is None and len(raw) <= _CACHED_HEAD_BYTES:
                 if len(self._known) >= _CACHED_HEADS:
                     self._known.clear()
                 self._known[raw] = head
@@ -166,6 +160,7 @@ class Heads:
             gzip_answer=accepts_gzip(b",".join(headers.get(b"accept-encoding", []))),
             idempotency_key=key,
             bodiless=method == "HEAD",
+            headers=_joined(headers) if route is not None and route.streams else None,
         )
 
     def _plain(self, route: Route) -> PlainRoute | None:
@@ -193,6 +188,10 @@ class _Events:
     def on_headers_complete(self) -> None:
         self.complete = True
         self.keep_alive = self.parser.should_keep_alive()  # once the message is complete it no longer knows
+
+
+def _joined(headers: dict[bytes, list[bytes]]) -> dict[bytes, bytes]:
+    return {name: b",".join(values) for name, values in headers.items()}
 
 
 def _origin_form(target: str) -> str:

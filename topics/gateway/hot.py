@@ -4,6 +4,9 @@ A round receives from all sockets that are ready, turns what came into calls, pu
 each shard once; then takes the answers that have arrived and sends once per connection. Most of what is left is
 system calls.
 
+A stream (SSE, WebSocket) takes its connection over when its turn has come: from then on what it writes goes out with
+the same rounds, once per connection, and what the socket does not take waits for it.
+
 Per connection: answers go out in the order of the requests, whatever order shards answer in; a client that does not
 read its answers, or sends too many requests ahead, is not read from; a fault in one connection ends that one alone.
 What this lane does not speak, HTTP/2, is handed to the other with the bytes already read.
@@ -28,8 +31,9 @@ from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.handlers import Handlers, shutting_down
-from topics.gateway.head import Head, Heads, PlainRoute, gunzip
-from topics.gateway.plain import PlainAppend, PlainRun
+from topics.gateway.head import Head, Heads, gunzip
+from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
+from topics.gateway.streams import Stream
 from topics.settings import Settings
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,6 +42,8 @@ _BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 _EMPTY = b""
+_NONE: list[Any] = []  # never written to
+_SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
 _DISCARD_MS = 2_000
@@ -55,14 +61,26 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     def finish(self, value: Response) -> None:
         connection = self.connection
         if connection.closed:
+            if value.stream is not None:
+                value.stream.discard()
             return
         lane = connection.lane
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
-        self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless)
+        if value.stream is not None:
+            connection.starting = value.stream
+            self.keep_alive = True
+            self.answer = lane.answers.encode_stream(value)
+        else:
+            self.answer = lane.answers.encode(
+                value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless
+            )
+        connection.held = False
         lane.dirty.add(connection)
 
 
 class Connection:
+    """A client's connection; for a stream it is the Outlet."""
+
     __slots__ = (
         "buffer",
         "chunks",
@@ -71,14 +89,21 @@ class Connection:
         "discarding",
         "exchanges",
         "fd",
+        "frames",
         "head",
+        "held",
         "interest",
         "lane",
         "large",
         "out",
         "owes_continue",
+        "paused",
         "progress_ns",
+        "sent",
         "sock",
+        "starting",
+        "stream",
+        "written",
     )
 
     def __init__(self, lane: HotLane, sock: socket.socket) -> None:
@@ -97,6 +122,39 @@ class Connection:
         self.discarding = False  # all is said; what the client still sends is read and dropped
         self.closed = False
         self.progress_ns = time.monotonic_ns()
+        self.held = False  # a request that may become a stream is out: what follows it waits
+        self.starting: Stream | None = None  # begins when its response's turn has come
+        self.stream: Stream | None = None
+        self.frames: list[bytes | memoryview] = _NONE  # of the stream, to be sent in this round
+        self.written = 0  # bytes of the stream given to us ...
+        self.sent = 0  # ... and taken by the socket
+        self.paused = False
+
+    # --- what a stream may do ---
+
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            self.frames.append(data)
+            self.written += len(data)
+            self.lane.dirty.add(self)
+
+    def finish(self) -> None:
+        """Close when everything is out; the sweep does not wait for long."""
+        if not self.closed:
+            self.closing = True
+            self.progress_ns = time.monotonic_ns()
+            self.lane.dirty.add(self)
+
+    def abort(self) -> None:
+        self.lane.close(self)
+
+    def pause(self) -> None:
+        self.paused = True
+        self.lane.listen(self)
+
+    def resume(self) -> None:
+        self.paused = False
+        self.lane.listen(self)
 
 
 class HotLane:
@@ -144,6 +202,10 @@ class HotLane:
             return
         connection.closed = True
         del self.connections[connection.fd]
+        if connection.starting is not None:
+            connection.starting.discard()
+        if connection.stream is not None:
+            connection.stream.closed()
         for exchange in connection.exchanges:
             if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
@@ -175,7 +237,10 @@ class HotLane:
         settings = self.settings
         for connection in list(self.connections.values()):
             waited_ms = (now - connection.progress_ns) // 1_000_000
-            if connection.discarding:
+            if connection.stream is not None and not connection.discarding:
+                if connection.closing and now - connection.progress_ns > _SLOW_CLOSE_NS:
+                    self.close(connection)  # it did not take its last frame
+            elif connection.discarding:
                 if waited_ms > _DISCARD_MS:
                     self.close(connection)
             elif connection.exchanges:
@@ -208,6 +273,9 @@ class HotLane:
             self._end_of_input(connection)
             return
         data = self._arrived[:received].tobytes()
+        if connection.stream is not None:
+            connection.stream.received(data)
+            return
         buffered = connection.buffer
         if buffered:
             if not isinstance(buffered, bytearray):
@@ -239,6 +307,9 @@ class HotLane:
 
     def _end_of_input(self, connection: Connection) -> None:
         """The client sends no more. What it asked is still answered; half a request is nothing."""
+        if connection.stream is not None:
+            connection.stream.received_end()
+            return
         connection.closing = True
         connection.buffer = _EMPTY
         connection.head = connection.chunks = connection.large = None
@@ -251,7 +322,7 @@ class HotLane:
         """Take every complete request out of `data`; keep the rest."""
         at = 0
         size = len(data)
-        while at < size and not connection.closing:
+        while at < size and not connection.closing and not connection.held:
             head = connection.head
             if head is None:
                 if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
@@ -384,6 +455,13 @@ class HotLane:
             if head.gzip_body and body:
                 body = gunzip(body, most=self.settings.max_body_bytes)
             request = Request(route.name, route.shard, route.query, body, head.idempotency_key, time.perf_counter_ns())
+            if head.headers is not None:
+                request.headers = head.headers
+                outcome = route.handler(request)
+                connection.held = True
+                self._set_interest(connection, connection.interest & ~_IN)
+                self._calls.submit(outcome, exchange)
+                return
             self._calls.submit(route.handler(request), exchange)
         except ApiError as error:
             exchange.finish(error_response(error))
@@ -394,12 +472,15 @@ class HotLane:
     def _plain(
         self, connection: Connection, route: PlainRoute, gzipped: bool, count: int, size: int, data: bytes
     ) -> None:
-        """Add an append to this round's run of its topic."""
-        shard, topic, encoded, return_seqs = route
         entry = PlainAppend(
-            connection, True, gzipped, topic, count, return_seqs, time.perf_counter_ns(), self.deadline_ms
+            connection, True, gzipped, route.topic, count, route.return_seqs, time.perf_counter_ns(), self.deadline_ms
         )
         connection.exchanges.append(entry)
+        self.add_plain(route, entry, size, data)
+
+    def add_plain(self, route: PlainRoute, entry: PlainEntry, size: int, data: bytes) -> None:
+        """Add an append to this round's run of its topic."""
+        shard, topic, encoded, _ = route
         run = self._runs.get(topic)
         if run is None:
             run = self._runs[topic] = PlainRun(shard, encoded)
@@ -438,6 +519,9 @@ class HotLane:
                 self.close(connection)
 
     def _send(self, connection: Connection) -> None:
+        if connection.stream is not None:
+            self._send_frames(connection, connection.stream)
+            return
         exchanges = connection.exchanges
         parts: list[bytes | memoryview] = [connection.out] if connection.out else []
         last = True
@@ -453,6 +537,9 @@ class HotLane:
             connection.owes_continue = False
             if connection.head is not None:
                 parts.append(CONTINUE)
+        if connection.starting is not None and not exchanges:
+            self._start_stream(connection, parts)
+            return
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             try:
@@ -470,6 +557,57 @@ class HotLane:
             self._set_interest(connection, _IN)
             if connection.buffer:
                 self._understand(connection, connection.buffer)
+
+    def _start_stream(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
+        """Its response's turn has come: the connection is the stream's from here on."""
+        stream = connection.stream = connection.starting
+        assert stream is not None
+        connection.starting = None
+        connection.out = _EMPTY
+        connection.frames = parts
+        connection.written = sum(map(len, parts))
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)
+        received, connection.buffer = bytes(connection.buffer), _EMPTY
+        stream.start(connection, received)
+        self.listen(connection)
+        self._send_frames(connection, stream)
+
+    def listen(self, connection: Connection) -> None:
+        """Ask epoll for what a stream's connection waits for."""
+        interest = (0 if connection.paused else _IN) | (select.EPOLLOUT if connection.out else 0)
+        self._set_interest(connection, interest)
+
+    def _send_frames(self, connection: Connection, stream: Stream) -> None:
+        frames = connection.frames
+        if connection.discarding or connection.closed:
+            return
+        if connection.out or frames:
+            if connection.out:
+                data: bytes | memoryview = b"".join((connection.out, *frames)) if frames else connection.out
+            else:
+                data = frames[0] if len(frames) == 1 else b"".join(frames)
+            frames.clear()
+            try:
+                sent = connection.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            connection.sent += sent
+            if sent == len(data):
+                if connection.out:
+                    connection.out = _EMPTY
+                    self.listen(connection)
+                    stream.drained()
+            else:
+                waits = bool(connection.out)
+                connection.out = memoryview(data)[sent:]
+                if not waits:
+                    self.listen(connection)
+                elif sent:
+                    stream.drained()
+            if sent:
+                connection.progress_ns = self.deadline_ms * 1_000_000
+        if connection.closing and not connection.out and not frames:
+            self._finish(connection)
 
     def _finish(self, connection: Connection) -> None:
         """Everything is said. Closing with bytes unread would reset the connection and take the answer with it, so

@@ -8,7 +8,7 @@ Whatever is not plain takes the ordinary way; so does every refusal, which finds
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,6 +19,24 @@ from topics.storage import columns
 from topics.storage.format import RECORD_SEPARATOR
 
 _RESPONSE = b"%bContent-Length: %d\r\n\r\n%b"
+
+
+class PlainRoute(NamedTuple):
+    shard: int
+    topic: str
+    encoded: bytes
+    return_seqs: bool
+
+
+class PlainEntry(Protocol):
+    """A plain append that waits: an HTTP request here, a publish of a WebSocket in websocket.py."""
+
+    records: int
+    deadline_ms: int
+
+    def take(self, message: bytes) -> None: ...
+    def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None: ...
+    def finish(self, value: Response) -> None: ...
 
 
 class PlainAppend(msgspec.Struct, gc=False, eq=False):
@@ -72,12 +90,12 @@ class PlainRun:
     def __init__(self, shard: int, encoded: bytes) -> None:
         self.shard = shard
         self.encoded = encoded  # the topic's name
-        self.entries: list[PlainAppend] = []
+        self.entries: list[PlainEntry] = []
         self.counts: list[int] = []
         self.data: list[bytes] = []
         self.size = 0
 
-    def add(self, entry: PlainAppend, size: int, data: bytes) -> None:
+    def add(self, entry: PlainEntry, size: int, data: bytes) -> None:
         self.entries.append(entry)
         self.counts.append(entry.records)
         self.data.append(data)

@@ -20,10 +20,13 @@ from topics.actors.link import Link
 from topics.errors import RingPoisoned
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
+from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
 from topics.gateway.routes import Routes
+from topics.gateway.streams import Streams
+from topics.gateway.watches import Watches
 from topics.shm.counters import Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
@@ -49,20 +52,26 @@ class Gateway:
         settings = context.settings
         self._context = context
         self._calls = Calls(shards=context.shards, timeout_ms=settings.call_timeout_ms)
+        self._feeds = Feeds(self._calls, shards=context.shards)
+        self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
+        self._calls.on_unasked = self._streams.unasked
         for peer, link in context.links.items():
             self._link_up(peer, link)
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
         self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
-        routes = Routes(self._handlers)
-        self.cold = ColdLane(settings=settings, routes=routes, handlers=self._handlers, calls=self._calls)
+        watches = Watches(self._streams, shards=context.shards)
+        routes = Routes(self._handlers, watches)
+        self.cold = ColdLane(
+            settings=settings, routes=routes, handlers=self._handlers, calls=self._calls, watches=watches
+        )
         processes = len(context.board.rows())
         self._idle = Idle(
             context.bell,
             spin_us=spin_us(settings.spin_us, processes=processes),
             has_work=self._calls.has_answers,
-            next_deadline_ns=self._next_sweep_ns,
+            next_deadline_ns=self._next_due_ns,
         )
         self._hot = HotLane(
             settings=settings,
@@ -73,6 +82,8 @@ class Gateway:
             hand_over=self.cold.hand_over,
         )
         self._hot.on_fault = self._fault
+        self._streams.publish = self._hot.add_plain
+        self.cold.flush = self._flush  # type: ignore[method-assign]
         self.cold.on_fault = self._fault  # type: ignore[method-assign]
         assert context.listener is not None
         self._listener = context.listener
@@ -90,13 +101,14 @@ class Gateway:
                 self._idle.epoll.unregister(self._listener.fileno())
 
     async def serve(self) -> None:
-        calls, hot, idle = self._calls, self._hot, self._idle
+        calls, hot, idle, streams = self._calls, self._hot, self._idle, self._streams
         listener_fd = self._listener.fileno()
         self._set_accepting(True)
         self._sweep_ns = time.monotonic_ns() + _SWEEP_NS
         while not (self._stop_by_ns and self._stopped()):
             events = await idle.wait(expecting=len(calls) > 0, linger=not self.cold.connections)
             hot.begin_round()
+            streams.now_ns = time.monotonic_ns()
             for _ in range(_GATHER):
                 for fd, event in events:
                     if fd == listener_fd:
@@ -118,21 +130,36 @@ class Gateway:
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
             now = time.monotonic_ns()
+            if (due := streams.next_due_ns) is not None and now >= due:
+                streams.tick(now)
+                hot.send_dirty()
             if now >= self._sweep_ns:
                 self._sweep_ns = now + _SWEEP_NS
-                self._sweep()
+                self._sweep(now)
         idle.close()
 
-    def _next_sweep_ns(self) -> int | None:
+    def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
-        return self._sweep_ns if self._hot.connections or self._stop_by_ns else None
+        if not self._hot.connections and not len(self._streams) and not self._stop_by_ns:
+            return None
+        due = self._streams.next_due_ns
+        return self._sweep_ns if due is None else min(due, self._sweep_ns)
 
-    def _sweep(self) -> None:
+    def _flush(self) -> None:
+        """What was asked outside of a round goes out now."""
+        self._hot.send_runs()
+        self._calls.flush()
+
+    def _sweep(self, now: int) -> None:
         self._calls.expire()
+        self._streams.sweep(now)
         self._hot.sweep()
         self._calls.flush()
         self._set_accepting(not self._stop_by_ns and len(self._hot.connections) < limits.MAX_CONNECTIONS)
         words = self._context.row.words
+        words[Word.STREAMS] = len(self._streams)
+        words[Word.FEEDS] = len(self._feeds)
+        words[Word.PUSHES] = self._feeds.pushes
         words[Word.CONNECTIONS] = len(self._hot.connections) + self.cold.connections
         words[Word.REQUESTS] = self._hot.requests + self.cold.requests
         words[Word.RING_FULL] = self._calls.refused
@@ -155,16 +182,23 @@ class Gateway:
 
     def _link_up(self, peer: str, link: Link) -> None:
         if peer.startswith("shard-"):
-            self._calls.link_up(int(peer.removeprefix("shard-")), link)
+            shard = int(peer.removeprefix("shard-"))
+            self._calls.link_up(shard, link)
+            self._streams.link_up(shard)
+            self._calls.flush()
 
     def _link_down(self, peer: str) -> None:
         if peer.startswith("shard-"):
-            self._calls.link_down(int(peer.removeprefix("shard-")))
+            shard = int(peer.removeprefix("shard-"))
+            self._calls.link_down(shard)
+            self._streams.link_down(shard)
             self._hot.send_dirty()
 
     def _stop(self) -> None:
         self._handlers.draining = True
         self._calls.end_polls(shutting_down())
+        self._streams.end_all()
+        self._calls.flush()
         self._hot.send_dirty()
         self._stop_by_ns = time.monotonic_ns() + _DRAIN_NS
         self._context.bell.ring_always()

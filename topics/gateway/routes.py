@@ -14,6 +14,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway.bodies import check_name
 from topics.gateway.exchange import Outcome, Request
 from topics.gateway.handlers import Handlers
+from topics.gateway.watches import Watches
 from topics.storage.config import owner_of_name
 
 Handler = Callable[[Request], Outcome]
@@ -25,14 +26,16 @@ class Route(NamedTuple):
     shard: int
     query: dict[str, str]
     takes_body: bool
+    streams: bool = False  # its answer may go on for as long as the connection lives
 
 
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
 
 
 class Routes:
-    def __init__(self, handlers: Handlers) -> None:
+    def __init__(self, handlers: Handlers, watches: Watches) -> None:
         self._shards = handlers.shards
+        self._streaming = (watches.open, watches.socket)
         self.append: Handler = handlers.append
         self._table: dict[tuple[str, ...], dict[str, Handler]] = {
             ("v0", "topics"): {"GET": handlers.list_topics},
@@ -44,6 +47,9 @@ class Routes:
             },
             ("v0", "topics", _NAME, "diff"): {"POST": handlers.diff},
             ("v0", "topics", _NAME, "delete"): {"POST": handlers.delete_records},
+            ("v0", "watch"): {"POST": watches.create},
+            ("v0", "watch", _NAME): {"GET": watches.open},
+            ("v0", "ws"): {"GET": watches.socket},
             ("v0", "health"): {"GET": handlers.health},
             ("v0", "ready"): {"GET": handlers.ready},
             ("healthz",): {"GET": handlers.health},
@@ -63,14 +69,17 @@ class Routes:
         if methods is None:
             raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
         handler = methods.get("GET" if method == "HEAD" else method)
-        if handler is None:
-            allow = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+        streams = handler in self._streaming
+        if handler is None or (streams and method == "HEAD"):
+            allow = sorted({*methods, "HEAD"} if "GET" in methods and not streams else methods)
             raise ApiError(
                 "method_not_allowed", f"{method} is not for {path[:256]}; use {' or '.join(allow)}", {"allow": allow}
             )
         if name or (len(parts) >= 3 and parts[2] == ""):
             try:
-                name = check_name(unquote(name, errors="strict"))
+                name = unquote(name, errors="strict")
+                if parts[1] == "topics":
+                    check_name(name)
             except UnicodeDecodeError:
                 raise invalid("the topic name in the path is not valid UTF-8") from None
         query: dict[str, str] = {}
@@ -80,4 +89,5 @@ class Routes:
                     query.setdefault(key, value)
             except ValueError:
                 raise invalid("the query string can't be read") from None
-        return Route(handler, name, owner_of_name(name, self._shards), query, method in ("POST", "PUT"))
+        shard = owner_of_name(name, self._shards)
+        return Route(handler, name, shard, query, method in ("POST", "PUT"), streams)

@@ -61,6 +61,9 @@ class Word:
     BYTES_LIVE: Final = 18
     REQUESTS: Final = 19
     CONNECTIONS: Final = 20
+    STREAMS: Final = 21
+    SESSIONS: Final = 22
+    FEEDS: Final = 23
 
     RING_FULL: Final = 24
     DOORBELLS: Final = 25
@@ -68,6 +71,7 @@ class Word:
     RING_HIGH_WATER: Final = 27
     OUTBOX_DEPTH: Final = 28
     OUTBOX_HIGH_WATER: Final = 29
+    PUSHES: Final = 30
 
     WAL_FRAMES: Final = 32
     WAL_BATCHES: Final = 33
@@ -105,12 +109,16 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.BYTES_LIVE, "bytes_live", _P, "their accounted bytes"),
     WordInfo(Word.REQUESTS, "requests", _P, "requests taken since it started"),
     WordInfo(Word.CONNECTIONS, "connections", _P, "open client connections"),
+    WordInfo(Word.STREAMS, "streams", _P, "open SSE and WebSocket connections; of shard-0: those of all gateways"),
+    WordInfo(Word.SESSIONS, "sessions", _P, "watch sessions it keeps"),
+    WordInfo(Word.FEEDS, "feeds", _P, "topics it follows for watchers, or that are followed at it"),
     WordInfo(Word.RING_FULL, "ring_full", _P, "messages refused because a ring and its outbox were full"),
     WordInfo(Word.DOORBELLS, "doorbells", _P, "bells it rang"),
     WordInfo(Word.RING_DEPTH, "ring_depth", _P, "bytes waiting in the rings to it, when it last looked"),
     WordInfo(Word.RING_HIGH_WATER, "ring_high_water", _P, "the most bytes it saw in one of its rings"),
     WordInfo(Word.OUTBOX_DEPTH, "outbox_depth", _P, "bytes waiting for room in the rings from it"),
     WordInfo(Word.OUTBOX_HIGH_WATER, "outbox_high_water", _P, "the most that ever waited so"),
+    WordInfo(Word.PUSHES, "pushes", _P, "pushes of published records, taken or sent"),
     WordInfo(Word.WAL_FRAMES, "wal_frames", _P, "frames appended to the log"),
     WordInfo(Word.WAL_BATCHES, "wal_batches", _P, "writes they went out in"),
     WordInfo(Word.WAL_FSYNCS, "wal_fsyncs", _P, "completed syncs"),

@@ -103,6 +103,24 @@ class RingWriter(_Ring):
         """Something waits in the outbox and the consumer has drained since: worth another flush."""
         return bool(self._outbox) and not self._words[layout.WORD_WANTS]
 
+    @property
+    def position(self) -> int:
+        """Where the next frame will begin. With an empty outbox: the end of all that was sent."""
+        return self._tail
+
+    def consumed(self, position: int) -> bool:
+        """Whether the consumer has taken everything before a position."""
+        return self._words[layout.WORD_HEAD] >= position
+
+    def wake_after(self, position: int) -> bool:
+        """The same; and if it has not, it rings when it next takes something."""
+        if self._words[layout.WORD_HEAD] >= position:
+            return True
+        self._words[layout.WORD_WANTS] = 1
+        with _fence:
+            pass
+        return self._words[layout.WORD_HEAD] >= position
+
     def _fill(self) -> int:
         outbox = self._outbox
         count = len(outbox)

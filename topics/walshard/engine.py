@@ -17,7 +17,7 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, DiskFull, topic_not_found
+from topics.errors import ApiError, CorruptData, DiskFull, throttled_by, topic_not_found
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig, topic_id
@@ -31,7 +31,9 @@ from topics.walshard.idempotency import Remembered
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
 from topics.walshard.rows import Row
+from topics.walshard.sessions import Sessions
 from topics.walshard.syncer import Syncer
+from topics.walshard.tails import Tails
 from topics.walshard.topic import Topic, Totals
 from topics.walshard.wal import Wal
 
@@ -66,7 +68,9 @@ class Engine:
             forget_topic=self._forget_topic,
         )
         self.polls = LongPolls(self.cache)
-        self.commit.on_publish = self.polls.wake
+        self.tails = Tails(topics=topics, cache=self.cache, refresh=self.refresh, now_ms=clock.now_ms)
+        self.sessions = Sessions(settings)
+        self.commit.on_publish = self._published
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
         self._round_ms = 0
@@ -79,6 +83,8 @@ class Engine:
             Op.DROP_TOPIC: self._drop_topic,
             Op.LIST_TOPICS: self._list_topics,
             Op.DELETE_RECORDS: self._delete_records,
+            **self.tails.handlers,
+            **self.sessions.handlers,
         }
 
     def handle(self, message: bytes, reply_to: ReplyTo) -> None:
@@ -111,6 +117,16 @@ class Engine:
     def begin_round(self, now_ns: int) -> None:
         """One look at the clock for all requests of a drain."""
         self._round_ms = now_ns // 1_000_000
+
+    def _published(self, topic: Topic) -> None:
+        self.polls.wake(topic)
+        self.tails.published(topic)
+
+    def caller_gone(self, reply_to: Any) -> None:
+        """A link went down: nobody waits at its other end."""
+        self.polls.cancel(reply_to)
+        self.tails.follower_gone(reply_to)
+        self.sessions.gateway_gone(reply_to)
 
     def refresh(self, topic: Topic) -> None:
         """Bring what depends on time up to date before a topic is looked at."""
@@ -231,9 +247,9 @@ class Engine:
         topics, total = self._instance_totals() if self._instance_totals else (len(self.topics), self.totals.bytes)
         total += self.totals.pending_bytes
         if new_topic and settings.max_topics and topics >= settings.max_topics:
-            raise _over_cap("max_topics", settings.max_topics, "delete topics you no longer need")
+            raise throttled_by("max_topics", settings.max_topics, "delete topics you no longer need")
         if size and settings.max_total_bytes and total + size > settings.max_total_bytes:
-            raise _over_cap("max_total_bytes", settings.max_total_bytes, "delete records or lower retention")
+            raise throttled_by("max_total_bytes", settings.max_total_bytes, "delete records or lower retention")
 
     def _new_topic(self, request: messages.Append, now: int) -> Topic:
         config = request.config or TopicConfig()
@@ -348,6 +364,7 @@ class Engine:
         topic.drop()
         self.dropped.append(topic)
         self.polls.topic_dropped(topic)
+        self.tails.topic_dropped(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(True))
@@ -420,7 +437,7 @@ class Engine:
     def _diff(self, request: messages.Diff, reply_to: ReplyTo, correlation: int) -> bytes | None:
         topic = self._existing(request.topic)
         topic.last_read_ts = self.clock.now_ms()
-        reading = reads.read(topic, request, self.cache)
+        reading = reads.read(topic, request, self.cache, from_seq=request.from_seq, nodes=request.nodes)
         if reading.found or not request.wait_ms or reading.next_from_seq != topic.head_seq:
             return reads.diffed(topic, reading, correlation, waited_ms=0)
         self.polls.add(topic, request, reply_to, correlation)
@@ -470,12 +487,3 @@ def seqs_with_tag(topic: Topic, tag: str, *, prefix: bool, below: int) -> list[i
         if row is not None and row.live and row.is_live(seq - row.first):
             live.append(seq)
     return live
-
-
-def _over_cap(limit: str, most: int, remedy: str) -> ApiError:
-    return ApiError(
-        "throttled",
-        f"the instance has reached {limit} ({most}); {remedy}",
-        {"limit": limit, "max": most},
-        retry_after_s=5,
-    )

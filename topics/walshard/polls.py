@@ -45,7 +45,7 @@ class LongPolls:
             return
         for poll in self._by_topic[topic.id]:
             if not poll.done:
-                reading = reads.read(topic, poll.request, self._cache)
+                reading = self._read(poll)
                 if reading.found:
                     self._finish(poll, reading)
         self._forget_done(topic.id)
@@ -67,7 +67,7 @@ class LongPolls:
             poll = heapq.heappop(deadlines)[2]
             if not poll.done:
                 refresh(poll.topic)
-                self._finish(poll, reads.read(poll.topic, poll.request, self._cache))
+                self._finish(poll, self._read(poll))
                 self._forget_done(poll.topic.id)
 
     def cancel(self, reply_to: ReplyTo, correlation: int | None = None) -> None:
@@ -79,6 +79,10 @@ class LongPolls:
                 topics.add(poll.topic.id)
         for topic_id in topics:
             self._forget_done(topic_id)
+
+    def _read(self, poll: _Poll) -> reads.Reading:
+        request = poll.request
+        return reads.read(poll.topic, request, self._cache, from_seq=request.from_seq, nodes=request.nodes)
 
     @property
     def next_deadline_ns(self) -> int | None:

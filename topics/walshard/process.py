@@ -208,7 +208,7 @@ class Shard:
         idle.close()
 
     def _has_work(self) -> bool:
-        return any([link.has_work() for link in self._links.values()])
+        return any([link.has_work() for link in self._links.values()]) or self._engine.tails.can_push()
 
     def _next_deadline_ns(self) -> int | None:
         due = self._engine.next_deadline_ns
@@ -240,6 +240,7 @@ class Shard:
         if commit.sync_due_ns is not None and now_ns >= commit.sync_due_ns and not self._syncer.busy:
             commit.sync_now()
         engine.polls.end_due(engine.refresh)
+        engine.tails.push()
         if handled:
             self._settled = False
         # Before the answers go out: other shards read these for the limits of the whole instance.
@@ -275,7 +276,7 @@ class Shard:
         link = self._links.get(peer)
         if link is not None:
             self._links = {name: other for name, other in self._links.items() if name != peer}
-            self._engine.polls.cancel(link.writer)
+            self._engine.caller_gone(link.writer)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -303,6 +304,10 @@ class Shard:
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
+        words[Word.SESSIONS] = engine.sessions.sessions
+        words[Word.STREAMS] = engine.sessions.streams
+        words[Word.FEEDS] = len(engine.tails)
+        words[Word.PUSHES] = engine.tails.pushes
         words[Word.WAL_FRAMES] = wal.frames
         words[Word.WAL_BATCHES] = wal.batches
         words[Word.WAL_BYTES] = wal.bytes_written

@@ -6,10 +6,11 @@ records and `max_bytes`, the reader's own nodes. Everything examined advances th
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from topics.actors import messages
-from topics.actors.messages import Diff, Op
+from topics.actors.messages import Diff, Follow, Op, Read
 from topics.storage.columns import Columns
 from topics.walshard import render
 from topics.walshard.cache import BatchCache
@@ -39,6 +40,7 @@ class Reading(NamedTuple):
     next_from_seq: int
     scanned: int
     tombstone: Tombstone | None
+    behind_gap: int  # the cursor behind the tombstone
 
     @property
     def found(self) -> bool:
@@ -64,11 +66,22 @@ def _next_hole(topic: Topic, from_seq: int) -> int:
     return min((first for first, _ in topic.holes if first > from_seq), default=topic.head_seq + 1)
 
 
-def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
-    tombstone, from_seq = find_gap(topic, request.from_seq)
+def read(
+    topic: Topic,
+    request: Diff | Read | Follow,
+    cache: BatchCache,
+    *,
+    from_seq: int,
+    nodes: list[str] | None = None,
+    include_data: bool = True,
+    origins: list[str | None] | None = None,
+) -> Reading:
+    """What the request's window holds behind from_seq. With `origins` each part is one record, whose node is added
+    to that list."""
+    tombstone, from_seq = find_gap(topic, from_seq)
     stop = _next_hole(topic, from_seq) if topic.holes else topic.head_seq + 1
-    nodes = frozenset(request.nodes) if request.nodes and topic.config.dedupe_node else None
-    plain = request.include_meta and not request.include_tags
+    own = frozenset(nodes) if nodes and topic.config.dedupe_node else None
+    plain = request.include_meta and not request.include_tags and include_data
     parts: list[bytes] = []
     scanned = 0
     budget = request.max_bytes
@@ -88,7 +101,11 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
         else:
             rendered = render.Rendered(
                 render.render(
-                    row, cache.body(row), include_tags=request.include_tags, include_meta=request.include_meta
+                    row,
+                    cache.body(row),
+                    include_tags=request.include_tags,
+                    include_meta=request.include_meta,
+                    include_data=include_data,
                 )
             )
         start = max(0, from_seq + 1 - row.first)
@@ -110,9 +127,12 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
                 continue
         scanned += len(taken)
         last = row.first + taken[-1]
-        if nodes is not None:
-            taken = _foreign(row, taken, nodes, cache)
-        if isinstance(taken, range):
+        if own is not None:
+            taken = _foreign(row, taken, own, cache)
+        if origins is not None:
+            origins.extend(_origins(row, taken, cache))
+            parts.extend([rendered.slice(index, index + 1) for index in taken])
+        elif isinstance(taken, range):
             whole = len(taken) == row.count
             parts.append(rendered.text if whole else rendered.slice(taken.start, taken.stop))
         else:
@@ -121,7 +141,7 @@ def read(topic: Topic, request: Diff, cache: BatchCache) -> Reading:
             break
     else:
         last = stop - 1  # nothing live is left behind what was examined
-    return Reading(parts, last, scanned, tombstone)
+    return Reading(parts, last, scanned, tombstone, from_seq)
 
 
 def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache: BatchCache) -> range | list[int]:
@@ -131,6 +151,41 @@ def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache:
         return indexes
     origin = columns.nodes()
     return [index for index in indexes if origin[index] not in nodes]
+
+
+def _origins(row: Row, indexes: range | list[int], cache: BatchCache) -> list[str | None]:
+    columns = Columns(cache.body(row), count=row.count, ts=row.first_ts)
+    if not columns.has_nodes:
+        return [None] * len(indexes)
+    nodes = columns.nodes()
+    return [nodes[index] for index in indexes]
+
+
+def piece(
+    op: Op,
+    topic: Topic,
+    request: Read | Follow,
+    cache: BatchCache,
+    correlation: int,
+    *,
+    from_seq: int,
+    origins: bool = False,
+) -> tuple[bytes, int]:
+    """What a watcher gets next, ready for the ring, and the cursor behind it."""
+    nodes: list[str | None] | None = [] if origins and topic.config.dedupe_node else None
+    own = request.nodes if isinstance(request, Read) else None
+    reading = read(
+        topic, request, cache, from_seq=from_seq, nodes=own, include_data=request.include_data, origins=nodes
+    )
+    gap = None
+    if reading.tombstone is not None:
+        gap = messages.Gap(*reading.tombstone, topic.earliest_seq)
+        from_seq = reading.behind_gap
+    ends = None
+    if nodes is not None and any(nodes):
+        ends = list(accumulate(len(part) + 1 for part in reading.parts))
+    head = messages.Piece(topic.id, from_seq, reading.next_from_seq, topic.head_seq, gap, nodes if ends else None, ends)
+    return messages.pack(op, correlation, head, b",".join(reading.parts)), reading.next_from_seq
 
 
 def diffed(topic: Topic, reading: Reading, correlation: int, *, waited_ms: int) -> bytes:

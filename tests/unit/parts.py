@@ -1,0 +1,15 @@
+"""Parts of a gateway without a process around them."""
+
+from __future__ import annotations
+
+from topics.gateway.calls import Calls
+from topics.gateway.feeds import Feeds
+from topics.gateway.streams import Streams
+from topics.gateway.watches import Watches
+from topics.settings import Settings
+
+
+def watches(*, shards: int, settings: Settings | None = None) -> Watches:
+    calls = Calls(shards=shards, timeout_ms=1_000)
+    streams = Streams(settings=settings or Settings(), calls=calls, feeds=Feeds(calls, shards=shards))
+    return Watches(streams, shards=shards)

@@ -1,0 +1,169 @@
+"""The long-lived connections of this gateway: their number at home, their clocks, their end.
+
+A stream is counted by the sessions' home (walshard/sessions.py) from before its first byte until it is closed; a stream
+that never got to its client is given back. Once a second cursors that moved are saved there, and clients that
+don't read are dealt with. If the home dies, it is told again what is open and which sessions were served here lately.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.gateway.calls import Calls
+from topics.gateway.feeds import Feeds
+from topics.gateway.plain import PlainEntry, PlainRoute
+from topics.gateway.watcher import Outlet
+from topics.settings import Settings
+
+HOME = 0  # the shard that keeps the sessions
+
+
+class Stream(Protocol):
+    """What a lane needs of a stream, and the registry."""
+
+    number: int  # given by the home
+    due_ns: int  # when it wants to be ticked
+
+    def start(self, outlet: Outlet, received: bytes) -> None: ...
+    def received(self, data: bytes) -> None: ...
+    def received_end(self) -> None: ...
+    def drained(self) -> None: ...
+    def closed(self) -> None: ...
+    def discard(self) -> None: ...
+    def tick(self, now_ns: int) -> None: ...
+    def sweep(self, now_ns: int) -> None: ...
+    def taken(self) -> None: ...
+    def end(self) -> None: ...
+    def restored(self) -> messages.RestoreSession: ...
+
+
+class Remembered(msgspec.Struct):
+    """A session that was served here and may be asked for again."""
+
+    epoch: int
+    definition: bytes
+    cursors: list[int]
+    topic_ids: list[int]
+    since_ns: int
+
+
+class Streams:
+    def __init__(self, *, settings: Settings, calls: Calls, feeds: Feeds) -> None:
+        self.settings = settings
+        self.calls = calls
+        self.feeds = feeds
+        self.now_ns = time.monotonic_ns()
+        self.publish: Callable[[PlainRoute, PlainEntry, int, bytes], None] = _nowhere
+        self._open: dict[int, Stream] = {}
+        self._sessions: OrderedDict[str, Remembered] = OrderedDict()
+        self._due: list[tuple[int, int, Stream]] = []
+        self._ties = itertools.count()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # --- lives ---
+
+    def opened(self, stream: Stream) -> None:
+        self._open[stream.number] = stream
+        self.schedule(stream)
+
+    def schedule(self, stream: Stream) -> None:
+        heapq.heappush(self._due, (stream.due_ns, next(self._ties), stream))
+
+    def closed(self, number: int, cursors: list[int] | None, topic_ids: list[int] | None) -> None:
+        self._open.pop(number, None)
+        message = messages.pack(Op.CLOSE_STREAM, 0, messages.CloseStream(number, cursors, topic_ids))
+        self.calls.tell(HOME, message)
+
+    def save(self, number: int, cursors: list[int], topic_ids: list[int]) -> None:
+        self.calls.tell(HOME, messages.pack(Op.SAVE_CURSORS, 0, messages.SaveCursors(number, cursors, topic_ids)))
+
+    def remember(self, wid: str, session: Remembered) -> None:
+        self._sessions[wid] = session
+        self._sessions.move_to_end(wid)
+        oldest = self.now_ns - self.settings.session_ttl_ms * 1_000_000
+        while self._sessions and next(iter(self._sessions.values())).since_ns < oldest:
+            self._sessions.popitem(last=False)
+
+    # --- what shards say unasked ---
+
+    def unasked(self, shard: int, message: bytes) -> None:
+        if self.feeds.take(shard, message):
+            return
+        op = message[0]
+        if op == Op.TAKE_STREAM:
+            number = messages.decode_answer(message)[0].stream
+            if (stream := self._open.get(number)) is not None:
+                stream.taken()
+            else:
+                self.closed(number, None, None)
+        elif op == Op.OPEN_STREAM and not message[1]:
+            # Nobody waits for this one any more.
+            self.closed(messages.decode_answer(message)[0].stream, None, None)
+
+    def link_up(self, shard: int) -> None:
+        if shard == HOME:
+            self._restore()
+        self.feeds.link_up(shard)
+
+    def link_down(self, shard: int) -> None:
+        self.feeds.link_down(shard)
+
+    def _restore(self) -> None:
+        for wid, session in self._sessions.items():
+            idle_ms = (self.now_ns - session.since_ns) // 1_000_000
+            restored = messages.RestoreSession(
+                wid, 0, session.epoch, session.definition, session.cursors, session.topic_ids, max(0, idle_ms)
+            )
+            self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, restored))
+        for stream in self._open.values():
+            self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, stream.restored()))
+
+    # --- time ---
+
+    @property
+    def next_due_ns(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    def tick(self, now_ns: int) -> None:
+        """Heartbeats and pings that are due. A stream that has spoken since is looked at again later."""
+        due = self._due
+        while due and due[0][0] <= now_ns:
+            stream = heapq.heappop(due)[2]
+            if stream.number in self._open:
+                stream.tick(now_ns)
+                self.schedule(stream)
+
+    def sweep(self, now_ns: int) -> None:
+        self.feeds.sweep()
+        for stream in list(self._open.values()):
+            stream.sweep(now_ns)
+
+    def end_all(self) -> None:
+        """The server stops: every client is told."""
+        self.draining = True
+        for stream in list(self._open.values()):
+            stream.end()
+
+
+def is_slow(full_since_ns: int, now_ns: int, settings: Settings) -> bool:
+    return bool(full_since_ns) and now_ns - full_since_ns > settings.slow_consumer_timeout_ms * 1_000_000
+
+
+def _nowhere(route: PlainRoute, entry: PlainEntry, size: int, data: bytes) -> None:
+    raise NotImplementedError("the lane that gathers plain appends says where they go")
+
+
+SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000

@@ -1,0 +1,168 @@
+"""The endpoints of live delivery: create a watch session, open its stream, open a WebSocket.
+
+A session is made in two steps: the shards say where its topics stand, then the sessions' home takes it in. Opening
+asks the home alone, which counts streams over all gateways and hands a session over from whoever holds it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, invalid
+from topics.gateway import frames
+from topics.gateway.exchange import Call, Outcome, Request, Response
+from topics.gateway.handlers import flag, with_performance
+from topics.gateway.positions import Found, described, locate, start_of
+from topics.gateway.sse import Definition, SseStream
+from topics.gateway.streams import HOME, Streams
+from topics.gateway.subscriptions import decode_watch
+from topics.gateway.websocket import Socket
+
+SSE_HEADERS = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-store"),
+    ("Connection", "keep-alive"),
+    ("X-Accel-Buffering", "no"),
+)
+_WID = re.compile(r"wid_[A-Za-z0-9_-]{22}\Z")
+_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+
+class Watches:
+    def __init__(self, streams: Streams, *, shards: int) -> None:
+        self._streams = streams
+        self._settings = streams.settings
+        self._shards = shards
+
+    # --- SSE ---
+
+    def create(self, request: Request) -> Outcome:
+        given = decode_watch(request.body, self._settings)
+        lenient = flag(request, "lenient", False)
+
+        def register(found: Found) -> Outcome:
+            topics = [name for name in given.topics if name in found]
+            cursors = [start_of(given.topics[name], found[name]) for name in topics]
+            definition = Definition(
+                topics=topics,
+                nodes=given.nodes,
+                limit=given.limit,
+                max_bytes=given.max_bytes,
+                include_tags=given.include_tags,
+                include_meta=given.include_meta,
+                include_data=given.include_data,
+                heartbeat_ms=given.heartbeat_ms,
+            )
+            wid = "wid_" + base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
+            content = {
+                "wid": wid,
+                "stream_url": f"/v0/watch/{wid}",
+                "session_ttl_ms": self._settings.session_ttl_ms,
+                "topics": described(topics, cursors, found),
+            }
+            head = messages.CreateSession(
+                wid, msgspec.msgpack.encode(definition), cursors, [found[name].topic_id for name in topics]
+            )
+
+            def render(answer: messages.SessionCreated, body: bytes | memoryview) -> Response:
+                return Response(200, with_performance(content, request.started_ns))
+
+            return _HomeCall(shard=HOME, op=Op.CREATE_SESSION, head=head, rendered=render)
+
+        return locate(list(given.topics), self._shards, lenient=lenient, then=register)
+
+    def open(self, request: Request) -> Outcome:
+        wid = request.name
+        if _WID.match(wid) is None:
+            raise invalid("this is not a watch id: POST /v0/watch gives one out")
+        if not accepts_events(request.headers.get(b"accept", b"")):
+            raise ApiError("not_acceptable", "this is an event stream: send Accept: text/event-stream")
+        last_id = None
+        if raw := request.headers.get(b"last-event-id"):
+            last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
+
+        def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
+            stream = SseStream(self._streams, wid, opened, shards=self._shards, last_id=last_id)
+            return Response(200, b"", SSE_HEADERS, stream=stream)
+
+        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(wid), rendered=render)
+
+    # --- WebSocket ---
+
+    def socket(self, request: Request) -> Outcome:
+        accept = self.handshake(request.headers)
+
+        def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
+            headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept))
+            return Response(101, b"", headers, stream=self.new_socket(opened, framed=True))
+
+        return self.open_socket(render)
+
+    def open_socket(self, render: Callable[[messages.StreamOpened, bytes | memoryview], Response]) -> Outcome:
+        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None), rendered=render)
+
+    def new_socket(self, opened: messages.StreamOpened, *, framed: bool) -> Socket:
+        return Socket(self._streams, opened.stream, shards=self._shards, framed=framed)
+
+    def handshake(self, headers: Any) -> str:
+        """Check an upgrade; returns what proves that we understood it."""
+        upgrade = _tokens(headers.get(b"upgrade", b""))
+        if b"websocket" not in upgrade or b"upgrade" not in _tokens(headers.get(b"connection", b"")):
+            raise ApiError("upgrade_required", "this is a WebSocket endpoint: connect with a WebSocket client")
+        if headers.get(b"sec-websocket-version", b"") != b"13":
+            raise ApiError("upgrade_required", "only WebSocket version 13 is spoken here")
+        key = headers.get(b"sec-websocket-key", b"")
+        try:
+            if len(base64.b64decode(key, validate=True)) != 16:
+                raise ValueError
+        except ValueError:
+            raise invalid("Sec-WebSocket-Key must be 16 bytes in base64") from None
+        self.check_origin(headers)
+        return base64.b64encode(hashlib.sha1(key + _WEBSOCKET_GUID).digest()).decode()
+
+    def check_origin(self, headers: Any) -> None:
+        """Browsers let any page open a WebSocket to anywhere, and say where the page is from: only our own may."""
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        allowed = self._settings.allowed_origins
+        if not origin or "*" in allowed or origin in allowed:
+            return
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if origin.partition("://")[2] != host:
+            raise ApiError(
+                "forbidden",
+                "pages of this origin may not connect; TOPICS_ALLOWED_ORIGINS names those that may",
+                {"origin": origin[:256]},
+            )
+
+
+class _HomeCall(Call, kw_only=True, gc=False, eq=False):
+    rendered: Callable[[Any, bytes | memoryview], Response]
+
+    def render(self, answer: Any, body: bytes | memoryview) -> Response:
+        return self.rendered(answer, body)
+
+
+# --- headers ---
+
+
+def accepts_events(accept: bytes) -> bool:
+    if not accept.strip():
+        return True
+    for part in accept.lower().split(b","):
+        kind, _, parameters = part.partition(b";")
+        if kind.strip() in (b"text/event-stream", b"text/*", b"*/*"):
+            return parameters.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
+    return False
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip().lower() for token in value.split(b",")]

@@ -1,0 +1,444 @@
+"""A WebSocket: subscribe, unsubscribe, publish and ping over one connection.
+
+RFC 6455 is the business of the `websockets` package, as a state machine without IO; what we send to many is framed
+once (frames.py). Rules: what can't be understood is answered with an error frame and the socket stays usable; commands
+are taken in order, and a subscribe is complete before the next one is looked at; publishes may be out in numbers, and
+a client with too many of them, or that does not read its answers, is not read from.
+
+Over HTTP/2 somebody else frames the messages: `framed` is False, and what comes in are whole messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import OPEN, SERVER, Protocol
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Gap, Op
+from topics.errors import ApiError, invalid
+from topics.gateway import frames, positions
+from topics.gateway.bodies import check_name
+from topics.gateway.exchange import Call, Outcome, Response
+from topics.gateway.feeds import Options
+from topics.gateway.frames import Batch
+from topics.gateway.handlers import append_json
+from topics.gateway.plain import PlainRoute
+from topics.gateway.streams import Streams, is_slow
+from topics.gateway.subscriptions import (
+    Command,
+    Ping,
+    Publish,
+    RequestId,
+    Subscribe,
+    Unsubscribe,
+    decode_command,
+    request_id_of,
+)
+from topics.gateway.watcher import Cursor, Outlet, Watcher
+from topics.storage.config import owner_of_name
+
+_encode = msgspec.json.Encoder().encode
+_PING_NS = limits.WS_PING_MS * 1_000_000
+_SILENCE_NS = limits.WS_SILENCE_MS * 1_000_000
+
+
+class Socket:
+    def __init__(self, streams: Streams, number: int, *, shards: int, framed: bool) -> None:
+        self.number = number
+        self.due_ns = 0
+        self._streams = streams
+        self._shards = shards
+        self._framed = framed
+        self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes) if framed else None
+        self._fragments: list[bytes] = []
+        self._cursors: dict[str, Cursor] = {}
+        self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
+        self._subscribing = False
+        self._in_flight = 0
+        self._paused = False
+        self._heard_ns = 0
+        self._outlet: Outlet | None = None
+        self._watcher: Watcher | None = None
+        self._over = False
+
+    @property
+    def outlet(self) -> Outlet:
+        assert self._outlet is not None
+        return self._outlet
+
+    @property
+    def watcher(self) -> Watcher:
+        assert self._watcher is not None
+        return self._watcher
+
+    # --- the lane says ---
+
+    def start(self, outlet: Outlet, received: bytes) -> None:
+        streams = self._streams
+        self._outlet = outlet
+        self._heard_ns = streams.now_ns
+        self.due_ns = streams.now_ns + _PING_NS
+        self._watcher = Watcher(
+            calls=streams.calls,
+            feeds=streams.feeds,
+            outlet=outlet,
+            voice=self,
+            backlog_bytes=streams.settings.stream_backlog_bytes,
+            now_ns=lambda: streams.now_ns,
+        )
+        streams.opened(self)
+        if streams.draining:
+            self.end()
+        elif received:
+            self.received(received)
+
+    def received(self, data: bytes) -> None:
+        """Bytes of the connection."""
+        if self._over:
+            return
+        self._heard_ns = self._streams.now_ns
+        protocol = self._protocol
+        assert protocol is not None
+        protocol.receive_data(data)
+        for event in protocol.events_received():
+            if isinstance(event, Frame):
+                self._take_frame(event, protocol)
+        self._send_protocol()
+        self._watch_pace()
+
+    def received_message(self, text: str) -> None:
+        """A whole message, if somebody else does the framing."""
+        if not self._over:
+            self._heard_ns = self._streams.now_ns
+            self._take_text(text.encode())
+            self._watch_pace()
+
+    def received_end(self) -> None:
+        self.outlet.abort()
+
+    def drained(self) -> None:
+        if self.watcher.is_drained:
+            self.watcher.drained()
+            self._watch_pace()
+
+    def closed(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._streams.closed(self.number, None, None)
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cursors.clear()
+        self._held.clear()
+
+    def discard(self) -> None:
+        self._over = True
+        self._streams.closed(self.number, None, None)
+
+    # --- the registry says ---
+
+    def tick(self, now_ns: int) -> None:
+        silent_ns = now_ns - self._heard_ns
+        if silent_ns >= _SILENCE_NS:
+            self.outlet.abort()
+        elif silent_ns >= _PING_NS and self._protocol is not None and self._protocol.state is OPEN:
+            self._protocol.send_ping(b"")
+            self._send_protocol()
+        self.due_ns = now_ns + _PING_NS
+
+    def sweep(self, now_ns: int) -> None:
+        self.watcher.sweep()
+        if is_slow(self.watcher.full_since_ns, now_ns, self._streams.settings):
+            self._tell_error(
+                None, ApiError("request_timeout", "this client reads more slowly than it is sent to; connect again")
+            )
+            self._close(CloseCode.TRY_AGAIN_LATER, "too slow")
+
+    def taken(self) -> None:
+        """A WebSocket has no session that somebody could take."""
+
+    def end(self) -> None:
+        self._close(CloseCode.GOING_AWAY, "the server is shutting down")
+
+    def restored(self) -> messages.RestoreSession:
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0)
+
+    def _close(self, code: CloseCode, reason: str) -> None:
+        if self._over:
+            return
+        outlet = self.outlet
+        if self._protocol is None:
+            outlet.close_with(code, reason)  # type: ignore[attr-defined]
+        else:
+            if self._protocol.state is OPEN:
+                self._protocol.send_close(code, reason)
+            for data in self._protocol.data_to_send():
+                if data:
+                    outlet.write(data)
+        self.closed()
+        outlet.finish()
+
+    # --- frames ---
+
+    def _take_frame(self, frame: Frame, protocol: Protocol) -> None:
+        if self._over or protocol.state is not OPEN:
+            return
+        opcode = frame.opcode
+        if opcode is Opcode.TEXT or (opcode is Opcode.CONT and self._fragments):
+            if not frame.fin:
+                self._fragments.append(bytes(frame.data))
+                return
+            text = bytes(frame.data)
+            if self._fragments:
+                text = b"".join((*self._fragments, text))
+                self._fragments.clear()
+            try:
+                if not text.isascii():
+                    text.decode()
+            except UnicodeDecodeError:
+                protocol.fail(CloseCode.INVALID_DATA, "text must be UTF-8")
+                return
+            self._take_text(text)
+        elif opcode is Opcode.BINARY:
+            protocol.fail(CloseCode.UNSUPPORTED_DATA, "commands are JSON text")
+
+    def _send_protocol(self) -> None:
+        protocol = self._protocol
+        assert protocol is not None
+        for data in protocol.data_to_send():
+            if data:
+                self.outlet.write(data)
+            else:  # the end: both sides have said goodbye, or the other broke the rules
+                outlet = self.outlet
+                self.closed()
+                outlet.finish()
+
+    def _watch_pace(self) -> None:
+        """Read from the client only as fast as it takes its answers."""
+        if self._over:
+            return
+        full = self.watcher.full
+        if full:
+            self.watcher.note_full()
+        busy = full or self._in_flight >= limits.MAX_PIPELINED or len(self._held) >= limits.MAX_PIPELINED
+        if busy != self._paused:
+            self._paused = busy
+            if busy:
+                self.outlet.pause()
+            else:
+                self.outlet.resume()
+
+    # --- commands ---
+
+    def _take_text(self, text: bytes) -> None:
+        if self._subscribing:
+            self._held.append(text)
+            return
+        try:
+            command = decode_command(text)
+        except ApiError as error:
+            self._tell_error(request_id_of(text), error)
+            return
+        try:
+            self._obey(command, size=len(text))
+        except ApiError as error:
+            self._tell_error(command.request_id, error)
+
+    def _obey(self, command: Command, *, size: int) -> None:
+        match command:
+            case Publish():
+                self._publish(command, size=size)
+            case Subscribe():
+                self._subscribe(command)
+            case Unsubscribe():
+                self._unsubscribe(command)
+            case Ping():
+                self._say(b'{"op":"pong"%b,"ts":%d}' % (_echo(command.request_id), time.time_ns() // 1_000_000))
+
+    def _authorize(self, scope: str, topics: Iterable[str]) -> None:
+        """Where a key's scopes and prefixes are looked at, per command. Without keys everyone may do everything."""
+
+    def _publish(self, command: Publish, *, size: int) -> None:
+        check_name(command.topic)
+        self._authorize("write", [command.topic])
+        if command.config is not None:
+            self._authorize("admin", [command.topic])
+        topic = command.topic
+        shard = owner_of_name(topic, self._shards)
+        settings = self._streams.settings
+        deadline_ms = self._streams.now_ns // 1_000_000 + settings.call_timeout_ms
+        plain = command.plain(settings, size=size)
+        entry = _Publishing(
+            self,
+            command.request_id,
+            topic,
+            len(command.records),
+            command.return_seqs,
+            time.perf_counter_ns(),
+            deadline_ms,
+        )
+        if plain is not None:
+            self._in_flight += 1
+            _, weight, data = plain
+            self._streams.publish(PlainRoute(shard, topic, topic.encode(), command.return_seqs), entry, weight, data)
+            return
+        head, batch = command.append(settings, size=size)
+        self._in_flight += 1
+        self._streams.calls.ask(_AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch), entry)
+
+    def published(self) -> None:
+        self._in_flight -= 1
+        if self._paused and self._in_flight <= limits.MAX_PIPELINED // 2:
+            self._watch_pace()
+
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        names = command.names()
+        for name in names:
+            if (cursor := self._cursors.pop(name, None)) is not None:
+                cursor.close()
+        echoed: bytes = (
+            b'"topic":%b' % _encode(command.topic) if command.topic is not None else b'"topics":%b' % _encode(names)
+        )
+        self._say(b'{"op":"unsubscribed"%b,%b}' % (_echo(command.request_id), echoed))
+
+    def _subscribe(self, command: Subscribe) -> None:
+        settings = self._streams.settings
+        wanted = command.subscription(settings)
+        self._authorize("read", wanted.topics)
+        if len(self._cursors.keys() | wanted.topics.keys()) > settings.max_watch_topics:
+            raise invalid(
+                f"one socket watches at most {settings.max_watch_topics} topics", max=settings.max_watch_topics
+            )
+        options = Options(wanted.limit, wanted.max_bytes, wanted.include_tags, wanted.include_meta, wanted.include_data)
+
+        def begin(found: positions.Found) -> Outcome:
+            if not self._over:
+                topics = [name for name in wanted.topics if name in found]
+                starts = [positions.start_of(wanted.topics[name], found[name]) for name in topics]
+                described = _encode(positions.described(topics, starts, found))
+                self._say(b'{"op":"subscribed"%b,"topics":%b}' % (_echo(command.request_id), described))
+                for name, at in zip(topics, starts, strict=True):
+                    if (old := self._cursors.pop(name, None)) is not None:
+                        old.close()
+                    cursor = self._cursors[name] = Cursor(
+                        self.watcher,
+                        topic=name,
+                        shard=owner_of_name(name, self._shards),
+                        at=at,
+                        topic_id=found[name].topic_id,
+                        options=options,
+                        nodes=wanted.nodes,
+                    )
+                    cursor.feed_moved()
+            return Response(200, b"")
+
+        self._subscribing = True
+        outcome = positions.locate(list(wanted.topics), self._shards, lenient=command.lenient, then=begin)
+        self._streams.calls.submit(outcome, _Subscribing(self, command.request_id))
+
+    def subscribed(self, request_id: RequestId, value: Response) -> None:
+        """A subscribe is complete, or failed: go on with what came behind it."""
+        self._subscribing = False
+        if self._over:
+            return
+        if value.status >= 400:
+            self._tell_response(request_id, value)
+        while self._held and not self._subscribing:
+            self._take_text(self._held.popleft())
+        self._watch_pace()
+
+    # --- telling ---
+
+    def tell_records(self, cursor: Cursor, batch: Batch) -> None:
+        self.outlet.write(batch.websocket() if self._framed else batch.websocket_text())
+
+    def tell_gap(self, cursor: Cursor, gap: Gap, head_seq: int, reason: bytes) -> None:
+        self._say(frames.websocket_gap(cursor.name, gap, head_seq, reason))
+
+    def tell_caught_up(self, cursor: Cursor, head_seq: int) -> None:
+        self._say(frames.websocket_caught_up(cursor.name, head_seq))
+
+    def tell_gone(self, cursor: Cursor, head_seq: int) -> None:
+        if self._cursors.get(cursor.topic) is cursor:
+            del self._cursors[cursor.topic]
+        cursor.close()
+        self._say(frames.websocket_gone(cursor.name, head_seq))
+
+    def acknowledge(self, request_id: RequestId, answer: bytes) -> None:
+        if not self._over:
+            self._say(b'{"op":"ack"%b,%b' % (_echo(request_id), answer[1:]))
+
+    def _tell_error(self, request_id: RequestId, error: ApiError) -> None:
+        content: dict[str, Any] = {"code": error.code, "message": error.message}
+        if error.detail is not None:
+            content["detail"] = error.detail
+        self._say(b'{"op":"error"%b,%b' % (_echo(request_id), _encode(content)[1:]))
+
+    def _tell_response(self, request_id: RequestId, value: Response) -> None:
+        """An answer that HTTP would have given."""
+        if not self._over:
+            error = msgspec.json.decode(value.body)["error"]
+            self._say(b'{"op":"error"%b,%b' % (_echo(request_id), _encode(error)[1:]))
+
+    def refused(self, request_id: RequestId, value: Response) -> None:
+        self._tell_response(request_id, value)
+
+    def _say(self, text: bytes) -> None:
+        if not self._over:
+            self.outlet.write(frames.text_frame(text) if self._framed else text)
+
+
+class _Publishing(msgspec.Struct, gc=False, eq=False):
+    """A publish that is out; a plain one travels with others (plain.py)."""
+
+    socket: Any  # a Socket
+    request_id: RequestId
+    topic: str
+    records: int
+    return_seqs: bool
+    started_ns: int
+    deadline_ms: int
+
+    def take(self, message: bytes) -> None:
+        try:
+            answer, _ = messages.decode_answer(message)
+        except ApiError as error:
+            self.socket.published()
+            self.socket._tell_error(self.request_id, error)
+            return
+        self.take_fields(answer)
+
+    def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None:
+        self.socket.published()
+        self.socket.acknowledge(self.request_id, append_json(self.topic, fields, self.return_seqs, self.started_ns))
+
+    def finish(self, value: Any) -> None:
+        """The answer of an append with options, or why there is none."""
+        if isinstance(value, Response):
+            self.socket.published()
+            self.socket.refused(self.request_id, value)
+        else:
+            self.take_fields(value)
+
+
+class _AppendCall(Call, kw_only=True, gc=False, eq=False):
+    pass
+
+
+class _Subscribing(msgspec.Struct, gc=False, eq=False):
+    socket: Any
+    request_id: RequestId
+
+    def finish(self, value: Response) -> None:
+        self.socket.subscribed(self.request_id, value)
+
+
+def _echo(request_id: RequestId) -> bytes:
+    return b"" if request_id is None else b',"request_id":%b' % _encode(request_id)

@@ -1,0 +1,190 @@
+"""Watch sessions at home, and the count of all long-lived streams. Pure.
+
+Sessions outlive the gateways that serve them: they live in one shard's process, shard 0's, so that every gateway finds
+every session, a gateway's death loses none, and the limits are exact whatever gateway a client comes to. Rules:
+
+    session   idle --open--> streaming --close--> idle --TTL--> forgotten
+                               |  another open: the stream's gateway is told to close it and to say how far it got;
+                               |  the new one is answered then, so that nothing is delivered twice
+                               +- its gateway died: idle, and stale: its cursors may lie behind what was delivered
+
+The TTL is looked at when a session is made or opened. A crash of this process loses the table; gateways remember
+what they serve and have served, and restore it (the later epoch wins: every open begins one).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, throttled_by
+from topics.settings import Settings
+
+Gateway = Any  # a link's writer: send_always(message)
+
+
+class _Session:
+    __slots__ = ("cursors", "definition", "epoch", "idle_since_ms", "stale", "stream", "topic_ids", "waiting", "wid")
+
+    def __init__(self, wid: str, definition: bytes, cursors: list[int], topic_ids: list[int], *, epoch: int) -> None:
+        self.wid = wid
+        self.definition = definition
+        self.cursors = cursors
+        self.topic_ids = topic_ids
+        self.epoch = epoch
+        self.stream = 0
+        self.stale = False
+        self.idle_since_ms = 0
+        self.waiting: list[tuple[Gateway, int]] = []  # opens that wait for the stream before them to close
+
+
+class Sessions:
+    def __init__(
+        self, settings: Settings, *, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
+    ) -> None:
+        self._settings = settings
+        self._now_ms = now_ms
+        self._sessions: dict[str, _Session] = {}
+        self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest idle first
+        self._streams: dict[int, tuple[Gateway, _Session | None]] = {}
+        # Streams keep their numbers when this process dies, so the next one must not give them out again.
+        self._next_stream = time.monotonic_ns()
+        self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
+            Op.CREATE_SESSION: self._create,
+            Op.OPEN_STREAM: self._open,
+            Op.SAVE_CURSORS: self._save,
+            Op.CLOSE_STREAM: self._close,
+            Op.RESTORE_SESSION: self._restore,
+        }
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def streams(self) -> int:
+        return len(self._streams)
+
+    # --- what gateways ask ---
+
+    def _create(self, request: messages.CreateSession, gateway: Gateway, correlation: int) -> bytes:
+        self._forget_expired()
+        most = self._settings.max_watch_sessions
+        if most and len(self._sessions) >= most:
+            raise throttled_by("max_watch_sessions", most, "close watch sessions, or wait until idle ones expire")
+        session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=0)
+        self._sessions[session.wid] = session
+        self._rest(session)
+        return messages.pack(Op.CREATE_SESSION, correlation, messages.SessionCreated())
+
+    def _open(self, request: messages.OpenStream, gateway: Gateway, correlation: int) -> bytes | None:
+        self._forget_expired()
+        session = None
+        if request.wid is not None:
+            session = self._sessions.get(request.wid)
+            if session is None:
+                raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
+        most = self._settings.max_sse_connections
+        if session is not None and session.stream:
+            session.waiting.append((gateway, correlation))
+            if len(session.waiting) == 1:
+                self._take(session)
+            return None
+        if most and len(self._streams) >= most:
+            raise throttled_by("max_sse_connections", most, "close streams that are not needed")
+        return self._grant(session, gateway, correlation)
+
+    def _save(self, request: messages.SaveCursors, gateway: Gateway, correlation: int) -> None:
+        owner, session = self._streams.get(request.stream, (None, None))
+        if session is not None and owner is gateway:
+            session.cursors, session.topic_ids = request.cursors, request.topic_ids
+
+    def _close(self, request: messages.CloseStream, gateway: Gateway, correlation: int) -> None:
+        owner, session = self._streams.get(request.stream, (None, None))
+        if owner is not gateway:
+            return
+        del self._streams[request.stream]
+        if session is not None:
+            if request.cursors is not None and request.topic_ids is not None:
+                session.cursors, session.topic_ids = request.cursors, request.topic_ids
+            self._released(session)
+
+    def _restore(self, request: messages.RestoreSession, gateway: Gateway, correlation: int) -> None:
+        """Nothing is refused: these were admitted before."""
+        session = None
+        if request.wid is not None:
+            session = self._sessions.get(request.wid)
+            if session is not None and (session.epoch > request.epoch or session.stream):
+                if request.stream:
+                    # Somebody has opened it since; this stream is not the session's any more.
+                    gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
+                return
+            session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=request.epoch)
+            self._sessions[session.wid] = session
+            self._idle.pop(session.wid, None)
+            if request.stream:
+                session.stream = request.stream
+            else:
+                self._rest(session, since_ms=self._now_ms() - request.idle_ms)
+        if request.stream:
+            self._streams[request.stream] = (gateway, session)
+
+    def gateway_gone(self, gateway: Gateway) -> None:
+        for session in self._sessions.values():
+            session.waiting = [waiter for waiter in session.waiting if waiter[0] is not gateway]
+        for stream, (owner, served) in list(self._streams.items()):
+            if owner is gateway:
+                del self._streams[stream]
+                if served is not None:
+                    served.stale = True
+                    self._released(served)
+
+    # --- the life of a session ---
+
+    def _grant(self, session: _Session | None, gateway: Gateway, correlation: int) -> bytes:
+        stream = self._next_stream
+        self._next_stream += 1
+        self._streams[stream] = (gateway, session)
+        if session is None:
+            opened = messages.StreamOpened(stream, 0, b"", [], [], False)
+        else:
+            self._idle.pop(session.wid, None)
+            session.stream = stream
+            session.epoch += 1
+            opened = messages.StreamOpened(
+                stream, session.epoch, session.definition, session.cursors, session.topic_ids, session.stale
+            )
+            session.stale = False
+        return messages.pack(Op.OPEN_STREAM, correlation, opened)
+
+    def _take(self, session: _Session) -> None:
+        owner, _ = self._streams[session.stream]
+        owner.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(session.stream)))
+
+    def _released(self, session: _Session) -> None:
+        """Its stream has ended: whoever waits for it is next."""
+        session.stream = 0
+        if not session.waiting:
+            self._rest(session)
+            return
+        gateway, correlation = session.waiting.pop(0)
+        gateway.send_always(self._grant(session, gateway, correlation))
+        if session.waiting:
+            self._take(session)
+
+    def _rest(self, session: _Session, *, since_ms: int | None = None) -> None:
+        session.idle_since_ms = self._now_ms() if since_ms is None else since_ms
+        self._idle[session.wid] = session
+
+    def _forget_expired(self) -> None:
+        oldest = self._now_ms() - self._settings.session_ttl_ms
+        while self._idle:
+            session = next(iter(self._idle.values()))
+            if session.idle_since_ms > oldest:
+                return
+            del self._idle[session.wid]
+            del self._sessions[session.wid]

@@ -1,0 +1,216 @@
+"""Followers of topics: what is published goes to them without being asked for.
+
+A gateway follows a topic once per set of options, however many clients watch it. Rules:
+
+- a tail is a cursor; a push is what lies between it and the head, so what a round published is one push, and what was
+  held back comes with the next one. Nothing is queued here.
+- a follower gets its next push when it has taken the last one out of its ring: while it is busy handing records to
+  a thousand clients, the next push grows instead of waiting in line.
+- an answer to a READ that reaches the head goes out behind the pushes up to the same seq. Rings keep order, so a
+  watcher that has caught up stands exactly where the tail stands, and joins it without a gap.
+
+A crash of the follower ends its tails; a crash of the shard ends all of them, and followers ask again from where they
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import topic_not_found
+from topics.walshard import reads
+from topics.walshard.cache import BatchCache
+from topics.walshard.topic import Topic
+
+_UNFLUSHED = -1
+_ALIGN_PUSHES = 16  # a tail further behind its head than this catches up by itself
+
+
+class Follower(Protocol):
+    """A link's writer."""
+
+    outbox_bytes: int
+
+    @property
+    def position(self) -> int: ...
+    def send_always(self, message: bytes) -> None: ...
+    def consumed(self, position: int) -> bool: ...
+    def wake_after(self, position: int) -> bool: ...
+
+
+class _Tail:
+    __slots__ = ("at", "correlation", "follower", "request", "topic")
+
+    def __init__(self, topic: Topic, request: messages.Follow, follower: Follower, correlation: int, at: int) -> None:
+        self.topic = topic
+        self.request = request
+        self.follower = follower
+        self.correlation = correlation
+        self.at = at
+
+
+class Tails:
+    def __init__(
+        self,
+        *,
+        topics: dict[str, Topic],
+        cache: BatchCache,
+        refresh: Callable[[Topic], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._topics = topics
+        self._cache = cache
+        self._refresh = refresh
+        self._now_ms = now_ms
+        self._by_topic: dict[int, list[_Tail]] = {}
+        self._by_correlation: dict[tuple[int, int], _Tail] = {}
+        self._behind: dict[_Tail, None] = {}  # in the order they fell behind
+        self._marks: dict[Follower, int] = {}  # where a follower's last push ends in its ring
+        self.pushes = 0
+        self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
+            Op.POSITIONS: self._positions,
+            Op.READ: self._read,
+            Op.FOLLOW: self._follow,
+            Op.UNFOLLOW: self._unfollow,
+        }
+
+    def __len__(self) -> int:
+        return len(self._by_correlation)
+
+    # --- what followers ask ---
+
+    def _positions(self, request: messages.Positions, follower: Follower, correlation: int) -> bytes:
+        found: list[messages.Position | None] = []
+        for name in request.topics:
+            topic = self._topics.get(name)
+            if topic is None:
+                found.append(None)
+                continue
+            self._refresh(topic)
+            topic.last_read_ts = self._now_ms()
+            found.append(messages.Position(topic.id, topic.head_seq, topic.earliest_seq))
+        return messages.pack(Op.POSITIONS, correlation, messages.PositionsFound(found))
+
+    def _read(self, request: messages.Read, follower: Follower, correlation: int) -> bytes:
+        topic = self._existing(request.topic)
+        from_seq = request.from_seq
+        if request.topic_id and request.topic_id != topic.id:
+            from_seq = topic.head_seq + 1  # a cursor of another life of this name
+        answer, to_seq = reads.piece(Op.READ, topic, request, self._cache, correlation, from_seq=from_seq)
+        if to_seq == topic.head_seq:
+            for tail in self._by_topic.get(topic.id, ()):
+                if tail.follower is follower and tail.at != to_seq:
+                    self._align(tail)
+        return answer
+
+    def _follow(self, request: messages.Follow, follower: Follower, correlation: int) -> bytes:
+        topic = self._existing(request.topic)
+        if request.topic_id and request.topic_id != topic.id:
+            raise topic_not_found(request.topic)  # the one that was followed is gone
+        at = topic.head_seq if request.from_seq is None else request.from_seq
+        tail = _Tail(topic, request, follower, correlation, at)
+        self._by_topic.setdefault(topic.id, []).append(tail)
+        self._by_correlation[id(follower), correlation] = tail
+        if at != topic.head_seq:
+            self._behind[tail] = None
+        return messages.pack(Op.FOLLOW, correlation, messages.Following(topic.id, at, topic.head_seq))
+
+    def _unfollow(self, request: messages.Unfollow, follower: Follower, correlation: int) -> None:
+        tail = self._by_correlation.pop((id(follower), correlation), None)
+        if tail is not None:
+            self._forget(tail)
+
+    def _existing(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise topic_not_found(name)
+        self._refresh(topic)
+        topic.last_read_ts = self._now_ms()
+        return topic
+
+    # --- what happens to topics ---
+
+    def published(self, topic: Topic) -> None:
+        for tail in self._by_topic.get(topic.id, ()):
+            self._behind[tail] = None
+
+    def topic_dropped(self, topic: Topic) -> None:
+        for tail in self._by_topic.pop(topic.id, ()):
+            del self._by_correlation[id(tail.follower), tail.correlation]
+            self._behind.pop(tail, None)
+            gone = messages.TopicGone(topic.head_seq)
+            tail.follower.send_always(messages.pack(Op.TOPIC_GONE, tail.correlation, gone))
+
+    def follower_gone(self, follower: Follower) -> None:
+        for tail in [tail for tail in self._by_correlation.values() if tail.follower is follower]:
+            del self._by_correlation[id(follower), tail.correlation]
+            self._forget(tail)
+        self._marks.pop(follower, None)
+
+    def _forget(self, tail: _Tail) -> None:
+        self._behind.pop(tail, None)
+        left = [other for other in self._by_topic[tail.topic.id] if other is not tail]
+        if left:
+            self._by_topic[tail.topic.id] = left
+        else:
+            del self._by_topic[tail.topic.id]
+
+    # --- pushing ---
+
+    def can_push(self) -> bool:
+        """Whether a tail that was held back may go on: its follower has taken what it was sent."""
+        return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
+
+    def push(self) -> None:
+        """Once a round, before the rings are flushed: send what is behind to whoever is ready for it."""
+        if not self._behind:
+            return
+        ready: dict[Follower, int] = {}  # how many bytes each may still get in this round
+        for tail in list(self._behind):
+            follower = tail.follower
+            if follower not in ready:
+                ready[follower] = limits.PUSH_BYTES if self._ready(follower, ask=True) else 0
+            while ready[follower] > 0:
+                ready[follower] -= self._push(tail)
+                if tail.at == tail.topic.head_seq:
+                    del self._behind[tail]
+                    break
+
+    def _ready(self, follower: Follower, *, ask: bool = False) -> bool:
+        if follower.outbox_bytes > limits.PUSH_BYTES:
+            return False  # the ring is full; there is a wake-up when it no longer is
+        mark = self._marks.get(follower, 0)
+        if mark == _UNFLUSHED:
+            mark = self._marks[follower] = follower.position
+        return follower.wake_after(mark) if ask else follower.consumed(mark)
+
+    def _push(self, tail: _Tail) -> int:
+        topic = tail.topic
+        self._refresh(topic)
+        topic.last_read_ts = self._now_ms()
+        message, tail.at = reads.piece(
+            Op.TAIL,
+            topic,
+            tail.request,
+            self._cache,
+            tail.correlation,
+            from_seq=tail.at,
+            origins=tail.request.with_nodes,
+        )
+        tail.follower.send_always(message)
+        self._marks[tail.follower] = _UNFLUSHED
+        self.pushes += 1
+        return len(message)
+
+    def _align(self, tail: _Tail) -> None:
+        for _ in range(_ALIGN_PUSHES):
+            if tail.follower.outbox_bytes > limits.PUSH_BYTES:
+                return
+            self._push(tail)
+            if tail.at == tail.topic.head_seq:
+                self._behind.pop(tail, None)
+                return
