@@ -41,6 +41,7 @@ class Feed:
         "_feeds",
         "at",
         "correlation",
+        "gone_at",
         "head_seq",
         "key",
         "live",
@@ -62,6 +63,7 @@ class Feed:
         self.head_seq = 0
         self.live: dict[Member, None] = {}
         self.waiting: dict[Member, None] = {}
+        self.gone_at: int | None = None  # the last head of a topic that is no more
         self.users = 0  # also those that are catching up
 
     # The answer to FOLLOW.
@@ -85,6 +87,7 @@ class Feed:
 
     def gone(self, head_seq: int) -> None:
         self._feeds.forget(self)
+        self.gone_at = head_seq
         for member in (*self.live, *self.waiting):
             member.feed_gone(head_seq)
         self.live.clear()

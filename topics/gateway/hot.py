@@ -563,6 +563,7 @@ class HotLane:
         stream = connection.stream = connection.starting
         assert stream is not None
         connection.starting = None
+        connection.closing = False  # a client that would have closed after its answer waits for this one's end
         connection.out = _EMPTY
         connection.frames = parts
         connection.written = sum(map(len, parts))
@@ -596,7 +597,7 @@ class HotLane:
                 if connection.out:
                     connection.out = _EMPTY
                     self.listen(connection)
-                    stream.drained()
+                stream.drained()
             else:
                 waits = bool(connection.out)
                 connection.out = memoryview(data)[sent:]

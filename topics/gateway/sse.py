@@ -56,7 +56,7 @@ class SseStream:
         self._shards = shards
         self._positions = _resolve(self._definition.topics, opened.cursors, last_id, trust_id=opened.stale)
         self._ids = opened.topic_ids
-        self._saved = (list(opened.cursors), list(opened.topic_ids))
+        self._moved = False  # something was written since the cursors were last saved
         self._heartbeat_ns = self._definition.heartbeat_ms * 1_000_000
         self.due_ns = 0
         self._spoke_ns = 0
@@ -120,8 +120,9 @@ class SseStream:
         self._outlet.abort()
 
     def drained(self) -> None:
-        if self._watcher is not None and self._watcher.is_drained:
-            self._watcher.drained()
+        watcher = self._watcher
+        if watcher is not None and watcher.full_since_ns and watcher.is_drained:
+            watcher.drained()
 
     def closed(self) -> None:
         """The connection is gone, or done with."""
@@ -157,10 +158,9 @@ class SseStream:
         if is_slow(watcher.full_since_ns, now_ns, self._streams.settings):
             self._fail(408, "this client reads more slowly than its topics are written; reconnect to go on from here")
             return
-        now = self._delivered()
-        if now != self._saved:
-            self._saved = now
-            self._streams.save(self.number, *now)
+        if self._moved:
+            self._moved = bool(self._unsent)
+            self._streams.save(self.number, *self._delivered())
 
     def taken(self) -> None:
         """Another connection opened this session."""
@@ -213,6 +213,7 @@ class SseStream:
         assert outlet is not None
         outlet.write(data)
         self._spoke_ns = self._streams.now_ns
+        self._moved = True
         unsent = self._unsent
         unsent.append((outlet.written, self._index[cursor], cursor.at, cursor.topic_id))
         if len(unsent) > _PRUNE:

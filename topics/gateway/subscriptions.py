@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from topics import limits
 from topics.actors.messages import Append
-from topics.errors import invalid
+from topics.errors import ApiError, invalid
 from topics.gateway import bodies
 from topics.gateway.bodies import check_name, decode_json, unsigned
 from topics.gateway.frames import parse_composite
@@ -179,11 +179,19 @@ class _Identified(msgspec.Struct):
 
 
 _command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _identified_decoder = msgspec.json.Decoder(_Identified)
 
 
 def decode_command(text: bytes) -> Command:
-    return decode_json(_command_decoder, text)
+    try:
+        return decode_json(_command_decoder, text)
+    except ApiError:
+        if text.count(b'"op"') < 2:
+            raise
+        # The decoder picks a command by the first op; of a key that is there twice the last one counts.
+        fields = decode_json(_fields_decoder, text)
+        return decode_json(_command_decoder, msgspec.json.encode(fields))
 
 
 def request_id_of(text: bytes) -> RequestId:

@@ -137,7 +137,9 @@ class Cursor:
     def step(self) -> None:
         """Waiting: see what can be done now."""
         feed = self._feed
-        if feed.at is None:
+        if feed.gone_at is not None:
+            self.feed_gone(feed.gone_at)
+        elif feed.at is None:
             feed.waiting[self] = None
         elif self.at == feed.at and self.topic_id in (0, feed.topic_id):
             self.topic_id = feed.topic_id

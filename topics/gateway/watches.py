@@ -23,7 +23,7 @@ from topics.gateway.exchange import Call, Outcome, Request, Response
 from topics.gateway.handlers import flag, with_performance
 from topics.gateway.positions import Found, described, locate, start_of
 from topics.gateway.sse import Definition, SseStream
-from topics.gateway.streams import HOME, Streams
+from topics.gateway.streams import HOME, Remembered, Streams
 from topics.gateway.subscriptions import decode_watch
 from topics.gateway.websocket import Socket
 
@@ -74,6 +74,8 @@ class Watches:
             )
 
             def render(answer: messages.SessionCreated, body: bytes | memoryview) -> Response:
+                streams = self._streams
+                streams.remember(wid, Remembered(0, head.definition, cursors, head.topic_ids, streams.now_ns))
                 return Response(200, with_performance(content, request.started_ns))
 
             return _HomeCall(shard=HOME, op=Op.CREATE_SESSION, head=head, rendered=render)

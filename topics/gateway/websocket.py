@@ -124,8 +124,9 @@ class Socket:
         self.outlet.abort()
 
     def drained(self) -> None:
-        if self.watcher.is_drained:
-            self.watcher.drained()
+        watcher = self._watcher
+        if watcher is not None and watcher.full_since_ns and watcher.is_drained:
+            watcher.drained()
             self._watch_pace()
 
     def closed(self) -> None:

@@ -93,9 +93,7 @@ class RingWriter(_Ring):
             self._words[layout.WORD_WANTS] = 1
             with _fence:
                 pass
-            frames += self._fill()
-            if not self._outbox:
-                self._words[layout.WORD_WANTS] = 0
+            frames += self._fill()  # the wish stays even if all went in: wake_after may have made it too
         return frames
 
     @property
