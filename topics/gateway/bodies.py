@@ -98,13 +98,19 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _
             body.decode()  # raw values are passed through, so nobody else would look
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(f"the body does not fit: {error}") from None
+        raise invalid(f"the body does not fit: {_short(error)}") from None
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
+        raise invalid(f"the body is not valid JSON: {_short(error)}") from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
+
+
+def _short(error: Exception) -> str:
+    """It may quote what was sent, which has no bound."""
+    text = str(error)
+    return text if len(text) <= 300 else f"{text[:200]} ... {text[-90:]}"
 
 
 def unsigned(value: int, field: str) -> int:

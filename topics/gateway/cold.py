@@ -383,6 +383,7 @@ def _header(name: str) -> bytes:
 def _to_quart(response: Response, gzipped: bool, *, method: str | None = None) -> QuartResponse:
     body = b"".join((response.body, response.tail))
     headers = dict(response.headers)
+    headers.pop("Upgrade", None)  # HTTP/2 has no such header
     if (method or current.method) == "HEAD":
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type="application/json")

@@ -117,4 +117,6 @@ def error_response(error: ApiError, *, close: bool = False) -> Response:
         headers = (("Retry-After", str(error.retry_after_s)),)
     if error.code == "method_not_allowed" and error.detail:
         headers += (("Allow", ", ".join(error.detail.get("allow", []))),)
+    if error.code == "upgrade_required":
+        headers += (("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13"))
     return Response(error.status, msgspec.json.encode({"error": content}), headers, close)

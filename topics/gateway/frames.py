@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from topics import limits
 from topics.actors.messages import Gap, Piece
 from topics.errors import invalid
 
@@ -109,7 +110,7 @@ def parse_composite(text: str, *, field: str) -> dict[str, int]:
         positions = _positions_decoder.decode(raw)
     except (ValueError, msgspec.MsgspecError):
         raise invalid(f"{field} is not an id that this server gave out", field=field) from None
-    if any(seq < 0 for seq in positions.values()):
+    if not all(0 <= seq <= limits.U64_MAX for seq in positions.values()):
         raise invalid(f"{field} is not an id that this server gave out", field=field)
     return positions
 

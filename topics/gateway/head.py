@@ -160,7 +160,7 @@ class Heads:
             gzip_answer=accepts_gzip(b",".join(headers.get(b"accept-encoding", []))),
             idempotency_key=key,
             bodiless=method == "HEAD",
-            headers=_joined(headers) if route is not None and route.streams else None,
+            headers=_joined(headers, old=old) if route is not None and route.streams else None,
         )
 
     def _plain(self, route: Route) -> PlainRoute | None:
@@ -190,8 +190,9 @@ class _Events:
         self.keep_alive = self.parser.should_keep_alive()  # once the message is complete it no longer knows
 
 
-def _joined(headers: dict[bytes, list[bytes]]) -> dict[bytes, bytes]:
-    return {name: b",".join(values) for name, values in headers.items()}
+def _joined(headers: dict[bytes, list[bytes]], *, old: bool) -> dict[bytes, bytes]:
+    """HTTP/1.0 has no upgrades: what looks like one is not looked at."""
+    return {name: b",".join(values) for name, values in headers.items() if not (old and name == b"upgrade")}
 
 
 def _origin_form(target: str) -> str:

@@ -69,7 +69,7 @@ class Routes:
         if methods is None:
             raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
         handler = methods.get("GET" if method == "HEAD" else method)
-        streams = handler in self._streaming
+        streams = any([known in self._streaming for known in methods.values()])
         if handler is None or (streams and method == "HEAD"):
             allow = sorted({*methods, "HEAD"} if "GET" in methods and not streams else methods)
             raise ApiError(

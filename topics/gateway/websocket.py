@@ -66,6 +66,7 @@ class Socket:
         self._heard_ns = 0
         self._outlet: Outlet | None = None
         self._watcher: Watcher | None = None
+        self._refused = False  # the client broke a rule: what came behind that is not looked at
         self._over = False
 
     @property
@@ -189,7 +190,7 @@ class Socket:
     # --- frames ---
 
     def _take_frame(self, frame: Frame, protocol: Protocol) -> None:
-        if self._over or protocol.state is not OPEN:
+        if self._over or self._refused:
             return
         opcode = frame.opcode
         if opcode is Opcode.TEXT or (opcode is Opcode.CONT and self._fragments):
@@ -204,10 +205,12 @@ class Socket:
                 if not text.isascii():
                     text.decode()
             except UnicodeDecodeError:
+                self._refused = True
                 protocol.fail(CloseCode.INVALID_DATA, "text must be UTF-8")
                 return
             self._take_text(text)
         elif opcode is Opcode.BINARY:
+            self._refused = True
             protocol.fail(CloseCode.UNSUPPORTED_DATA, "commands are JSON text")
 
     def _send_protocol(self) -> None:
