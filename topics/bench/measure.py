@@ -34,6 +34,7 @@ QUIET_S = 5.0
 IDLE_S = 5.0
 MB = 1_000_000
 KB = 1_000
+SHORTEST_S = 0.1  # at the lowest rate, two writes
 ALL_SERVED_FROM = 1_000  # watchers from which on the time until the last one has it is the figure
 WATCHERS_BEFORE = 20  # open already when memory is taken first: what the first of them needs once is not theirs
 
@@ -48,7 +49,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     def short(self) -> Pace:
         """For the lines about delivery: there are many of them, and most count thousands of frames at once."""
-        return Pace(rounds=-(-self.rounds * 2 // 3), seconds=self.seconds / 3, warm_s=self.warm_s / 3)
+        seconds = max(self.seconds / 3, SHORTEST_S)
+        return Pace(rounds=-(-self.rounds * 2 // 3), seconds=seconds, warm_s=self.warm_s / 3)
 
 
 class Figures(msgspec.Struct, kw_only=True):
