@@ -49,8 +49,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     def short(self) -> Pace:
         """For the lines about delivery: there are many of them, and most count thousands of frames at once."""
-        seconds = max(self.seconds / 3, SHORTEST_S)
-        return Pace(rounds=-(-self.rounds * 2 // 3), seconds=seconds, warm_s=self.warm_s / 3)
+        seconds = max(self.seconds * 0.3, SHORTEST_S)
+        return Pace(rounds=-(-self.rounds * 2 // 3), seconds=seconds, warm_s=self.warm_s / 4)
 
 
 class Figures(msgspec.Struct, kw_only=True):
