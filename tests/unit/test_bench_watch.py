@@ -142,7 +142,8 @@ def test_delivery_is_the_median_over_pairs_or_over_writes() -> None:
     assert (last.value, last.p50_ms, last.p99_ms) == (4, 2, 50)
     assert last.generator_cpu == 0.25
     assert deliveries(outcomes, unit="frames/s").value == 100
-    assert deliveries(outcomes, unit="records/s").value == 2_000
+    records = deliveries(outcomes, unit="records/s")
+    assert (records.value, records.per_frame) == (2_000, 20)
 
 
 def test_a_slice_without_a_delivery_is_a_failure() -> None:
@@ -228,14 +229,14 @@ def test_targets(target: Target, ours: float, sse: float | None, met: bool | Non
 def test_the_table_names_units_and_what_stands_beside() -> None:
     lines = [
         line(BY_NAME["deliver-1000"], Figures(value=12.0, p50_ms=7.0, p99_ms=14.0), Figures(value=6.0)),
-        line(BY_NAME["fanout-frames"], Figures(value=90_000), Figures(value=100_000)),
+        line(BY_NAME["fanout-frames"], Figures(value=90_000, per_frame=3.94), Figures(value=100_000)),
         line(BY_NAME["fanout-records"], Figures(value=1.5e6), None),
         line(BY_NAME["watcher-memory"], Figures(value=12.34), Figures(value=6.17)),
         line(BY_NAME["ws-fanout"], Figures(value=30_000, sse=40_000), Figures(value=60_000)),
     ]
     assert [table.cells(each)[1:6] for each in lines] == [
         ["12.000 ms (p50 7.00, p99 14.00)", "6.000 ms", "0.50x", "≤ 20 ms", "yes"],
-        ["90.0 k/s", "100.0 k/s", "0.90x", "≥ 80,000 frames/s", "yes"],
+        ["90.0 k/s (3.9 per frame)", "100.0 k/s", "0.90x", "≥ 80,000 frames/s", "yes"],
         ["1.50 M/s", "–", "–", "≥ 1,000,000 records/s", "yes"],
         ["12.3 KB", "6.2 KB", "0.50x", "≤ 30 KB", "yes"],
         ["30.0 k/s (SSE 40.0 k/s: 0.75x)", "60.0 k/s", "0.50x", "≥ 0.5x of SSE", "yes"],

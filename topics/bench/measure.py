@@ -62,6 +62,7 @@ class Figures(msgspec.Struct, kw_only=True):
     server_cpu: float | None = None  # likewise; more than 1 is more than one core
     p50_ms: float | None = None  # where the value itself is something else
     p99_ms: float | None = None
+    per_frame: float | None = None  # records per frame or reply
     sse: float | None = None  # what event streams reached in the same turns, where the line is about something else
 
 
@@ -98,7 +99,9 @@ def medians_ms(outcomes: Sequence[Outcome]) -> Figures:
 
 def deliveries(outcomes: Sequence[Delivered], *, unit: str) -> Figures:
     counts = [o.frames if unit == "frames/s" else o.records for o in outcomes]
-    return _figures(outcomes, [count / o.wall_s for count, o in zip(counts, outcomes, strict=True)])
+    figures = _figures(outcomes, [count / o.wall_s for count, o in zip(counts, outcomes, strict=True)])
+    figures.per_frame = sum(o.records for o in outcomes) / max(1, sum(o.frames for o in outcomes))
+    return figures
 
 
 def delivery_ms(outcomes: Sequence[Delivered], *, to_the_last: bool) -> Figures:

@@ -43,9 +43,15 @@ def amount(value: float, unit: str) -> str:
 def _figure(figures: Figures | None, unit: str) -> str:
     if figures is None:
         return "–"
-    notes = [
-        f"{name} {value:.2f}" for name, value in (("p50", figures.p50_ms), ("p99", figures.p99_ms)) if value is not None
-    ]
+    notes = []
+    if figures.p50_ms is not None:
+        notes.append(f"p50 {figures.p50_ms:.2f}")
+    if figures.p99_ms is not None:
+        notes.append(f"p99 {figures.p99_ms:.2f}")
+    if figures.per_frame is not None:
+        notes.append(f"{figures.per_frame:.1f} per frame")
+    if figures.sse:
+        notes.append(f"SSE {amount(figures.sse, unit)}: {figures.value / figures.sse:.2f}x")
     text = amount(figures.value, unit)
     return f"{text} ({', '.join(notes)})" if notes else text
 
@@ -58,12 +64,9 @@ def _shares(ours: float | None, theirs: float | None) -> str:
 def cells(line: Line) -> list[str]:
     theirs = line.theirs
     unit = line.unit.split()[0] if "x" not in line.target else ""
-    ours = _figure(line.ours, line.unit)
-    if line.ours.sse:
-        ours += f" (SSE {amount(line.ours.sse, line.unit)}: {line.ours.value / line.ours.sse:.2f}x)"
     return [
         line.title,
-        ours,
+        _figure(line.ours, line.unit),
         _figure(theirs, line.unit),
         "–" if line.ratio is None else f"{line.ratio:.2f}x",
         f"{line.target} {unit}".strip(),
