@@ -424,7 +424,7 @@ class EventStream:
     # --- what was read ---
 
     def of(self, event: str, topic: str | None = None) -> list[Frame]:
-        return [frame for frame in self.frames if frame.event == event and topic in (None, frame["topic"])]
+        return [frame for frame in self.frames if frame.event == event and (topic is None or frame["topic"] == topic)]
 
     def records(self, topic: str) -> list[dict[str, Any]]:
         return [record for frame in self.of("record", topic) for record in frame["records"]]

@@ -210,7 +210,7 @@ def test_the_limit_of_streams_is_exact_and_places_come_back(watching: Watching, 
             assert answer.refusal == (429, "throttled")
             assert (answer.detail["limit"], answer.detail["max"]) == ("max_sse_connections", MOST)
         for stream in opened:
-            assert stream.event().event == "record"
+            assert stream.event().event in ("record", "caught-up")
             if how == "closed":
                 stream.close()
             else:
@@ -271,6 +271,25 @@ def test_the_places_of_a_dead_gateway_come_back(narrow: Server, watching: Watchi
     assert watching.attempt(sessions[1]).answer().refusal == (429, "throttled")
     for stream in (kept, *fresh):
         assert stream.event().event in ("record", "caught-up")
+
+
+def test_the_count_outlives_the_one_who_counts(narrow: Server, watching: Watching) -> None:
+    """When the home of the sessions dies, what is open stays open and stays counted; what closes meanwhile does not."""
+    sessions = sessions_of(watching, MOST + 2)
+    streams = [
+        watching.open(session, on=connect(narrow, watching, name)).wait_caught_up(*session["topics"])
+        for session, name in zip(sessions, GATEWAYS, strict=False)
+    ]
+    killed = narrow.signal_child("shard-0")
+    eventually(lambda: gone(killed))
+    streams.pop().close()
+    fresh = eventually(lambda: _opened(watching, sessions[MOST]), every_s=0.002)
+    narrow.wait_ready()
+    assert watching.attempt(sessions[MOST + 1]).answer().refusal == (429, "throttled")
+    topic = next(iter(sessions[0]["topics"]))
+    watching.client.append(topic, 2)
+    for stream in (*streams, fresh):
+        stream.until(lambda stream=stream: 2 in stream.seqs(topic))  # type: ignore[misc]
 
 
 def test_a_cancelled_stream_of_a_connection_gives_its_place_back(narrow: Server, topic: str) -> None:

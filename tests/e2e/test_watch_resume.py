@@ -170,6 +170,22 @@ def test_an_id_of_one_session_is_a_cursor_for_another(watching: Watching, api: C
     assert stream.seqs(topic) == [3, 4, 5]
 
 
+def test_the_id_of_256_topics_can_be_presented(server: Server, api1: Client, topic: str) -> None:
+    names = [f"{topic}.{'name' * 10}.{n}" for n in range(256)]
+    for name in names:
+        api1.append(name, 1, 2)
+    with Watching(server) as watching:
+        session = watching.create(names, limit=1)
+        first = watching.open(session)
+        first.events(300)
+        first.close()
+        for again in (watching.open(session, first.last_id), watching.follow(names, cursor=first.last_id)):
+            again.wait_caught_up(*names)
+            for name in names:
+                assert first.seqs(name) + again.seqs(name) == [1, 2], name
+            again.close()
+
+
 # --- taking over -------------------------------------------------------------------------------------
 
 

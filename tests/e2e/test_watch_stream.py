@@ -162,16 +162,19 @@ def test_from_seq_is_exclusive(watching: Watching, api: Client, topic: str, from
     assert len(stream.frames) == 1 + (from_seq < 3)
 
 
-def test_a_burst_is_a_backlog_again(watching: Watching, api: Client, topic: str) -> None:
-    """More than a frame takes: the watcher is behind until it has been drained, and is told when."""
+def test_a_burst_comes_in_frames_that_tell_the_lag(watching: Watching, api: Client, topic: str) -> None:
     api.put(topic)
     stream = live(watching, topic, limit=100)
     api.append(topic, *range(1, 351))
     assert stream.wait_records(topic, 350) == list(range(1, 351))
-    assert max(len(frame["records"]) for frame in stream.of("record")) == 100
-    assert stream.events(1) == [("caught-up", topic, 350)]
+    assert [(frame["to_seq"], frame["head_seq"]) for frame in stream.of("record")] == [
+        (100, 350),
+        (200, 350),
+        (300, 350),
+        (350, 350),
+    ]
     api.append(topic, 351)
-    assert stream.events(1) == [("record", topic, [351])]
+    stream.until(lambda: stream.seqs(topic)[-1] == 351)
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
@@ -215,6 +218,41 @@ def test_many_watchers_of_one_topic_get_the_same(watching: Watching, api: Client
     assert other.seqs(topic) == list(range(2, 21, 2))
     assert [record["$tag"] for record in tagged.records(topic)] == [f"t{n}" for n in range(1, 21)]
     assert all("$tag" not in record for record in everything.records(topic))
+
+
+def test_a_repeated_write_is_delivered_once(watching: Watching, api: Client, topic: str) -> None:
+    api.put(topic)
+    stream = live(watching, topic)
+    for _ in range(3):
+        api.append(topic, "once", idempotency_key="k")
+    api.append(topic, "after")
+    assert stream.wait_records(topic, 2) == ["once", "after"]
+
+
+def test_a_hundred_watchers(server: Server, api1: Client, topic: str) -> None:
+    api1.put(topic)
+    with Watching(server) as watching:
+        streams = [watching.follow(topic).wait_caught_up(topic) for _ in range(100)]
+        for number in range(1, 21):
+            api1.append(topic, number)
+        for stream in streams:
+            assert stream.wait_records(topic, 20) == list(range(1, 21))
+
+
+def test_a_backlog_from_segments_log_and_cache(small_watching: Watching, small: Client, topic: str) -> None:
+    """Small segments and next to no cache: the records of one stream come from all the places where records can be."""
+    numbers = list(range(1, 201))
+    for first in range(0, 200, 5):
+        batch = numbers[first : first + 5]
+        small.append_records(topic, [{"data": n, "tag": "x" if n % 7 == 0 else "y", "meta": {"n": n}} for n in batch])
+        if first == 100:
+            small.delete(topic, match="x")
+    expected = [n for n in numbers if n % 7 or n > 105]
+    stream = small_watching.follow(topic, include_tags=True).wait_caught_up(topic)
+    small.append(topic, "live")
+    stream.until(lambda: stream.data(topic)[-1] == "live")
+    assert stream.data(topic) == [*expected, "live"]
+    assert [record["meta"]["n"] for record in stream.records(topic)[:-1]] == expected
 
 
 # --- frames have their size --------------------------------------------------------------------------
@@ -462,6 +500,21 @@ def test_deletes_below_the_floor_are_silent_and_evictions_are_not(watching: Watc
     ]
 
 
+def test_records_deleted_before_they_are_read_are_not_delivered(watching: Watching, api: Client, topic: str) -> None:
+    """By a reader that is on its way through the backlog."""
+    for first in range(1, 2_001, 500):
+        api.append_records(topic, [{"data": n, "tag": f"t{n % 10}"} for n in range(first, first + 500)])
+    session = watching.create(topic, limit=10)
+    stream = watching.open(session)
+    stream.wait_records(topic, 10)
+    stream.close()
+    api.delete(topic, match="t3")
+    api.delete(topic, before_seq=500)
+    again = watching.open(session, encode_cursor({topic: 10})).wait_caught_up(topic)
+    assert again.data(topic) == [n for n in range(500, 2_001) if n % 10 != 3]
+    assert again.of("tombstone") == []
+
+
 # --- what was lost -----------------------------------------------------------------------------------
 
 
@@ -559,6 +612,16 @@ def test_every_record_is_delivered_or_reported(watching: Watching, api: Client, 
             covered += range(frame["gap_from"], frame["gap_to"] + 1)
     assert covered == list(range(1, head + 1))
     assert {frame["reason"] for frame in stream.of("tombstone")}, "nothing was lost: the test shows nothing"
+
+
+def test_what_expires_behind_the_reader_is_not_its_loss(watching: Watching, api: Client, topic: str) -> None:
+    api.append(topic, 1, 2)
+    stream = watching.follow(topic).wait_caught_up(topic)
+    api.put(topic, ttl_ms=1)
+    eventually(lambda: api.state(topic)["count"] == 0)
+    api.put(topic)
+    api.append(topic, 3)
+    assert stream.events(1) == [("record", topic, [3])]
 
 
 def test_evictions_behind_the_reader_are_not_its_loss(watching: Watching, api: Client, topic: str) -> None:
@@ -844,6 +907,7 @@ def test_heartbeats_come_when_nothing_else_does(server: Server, api1: Client, to
     with Watching(server, lane) as watching:
         busy = watching.follow(topic, heartbeat_ms=1_000)
         idle = [watching.follow(silent, heartbeat_ms=ms) for ms in (1_000, 1, 0)]
+        deaf = watching.follow(topic, heartbeat_ms=1_000, node="me")  # what flows is not for this one
         slow = watching.follow(silent, heartbeat_ms=1_800)
         never = watching.follow(silent)
         for stream in (*idle, slow, never):
@@ -852,13 +916,18 @@ def test_heartbeats_come_when_nothing_else_does(server: Server, api1: Client, to
         count = 0
         while time.monotonic() < started + 2.2:  # data flows, but not a whole interval without any
             count += 1
-            api1.append(topic, count)
+            api1.append(topic, count, node="me")
             busy.wait_records(topic, count)
             time.sleep(0.05)
         assert [frame.comment for frame in busy.frames if frame.comment] == []
         before = busy.last_id
         assert _heartbeat(busy)
         assert busy.last_id == before
+        assert [frame.what[0] for frame in (deaf.frame(), deaf.frame(1.5), deaf.frame(1.5))] == [
+            "caught-up",
+            "comment",
+            "comment",
+        ]
         for stream in idle:
             first, second = _heartbeat(stream), _heartbeat(stream)
             assert 900 <= second - first < 1_900
@@ -935,6 +1004,7 @@ def _append(server: Server, topic: str) -> None:
 def test_clients_that_go_leave_nothing_behind(server: Server, watching: Watching, api: Client, topic: str) -> None:
     api.put(topic)
     api.append(topic, 1)
+    watching.create(topic)  # so that its own connection is counted
     sockets = server.sockets_of("gateway-0")
     streams = [watching.follow(topic) for _ in range(10)]
     for stream in streams:
