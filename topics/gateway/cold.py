@@ -13,12 +13,14 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol import h2
+from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, StreamBuffer
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -52,6 +54,45 @@ class _Waiting:
     def finish(self, value: Response) -> None:
         self.response = value
         self.done.set()
+
+
+_SCOPE = "topics.cancel_scope"
+
+
+def _cancellable(app: Any) -> Any:
+    """Each request in a cancel scope of its own, which it finds in its ASGI scope."""
+
+    async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        with trio.CancelScope() as cancel_scope:
+            await app({**scope, _SCOPE: cancel_scope}, receive, send)
+
+    return serve
+
+
+class _PacedBuffer(StreamBuffer):  # type: ignore[misc]
+    """Hypercorn 0.18 lets a writer go on whenever less than half a buffer was taken from it, and a client that grants
+    no window takes nothing: everything written to it piles up. What is left in the buffer is what counts."""
+
+    async def push(self, data: bytes) -> None:
+        if self._complete:
+            raise BufferCompleteError()
+        self.buffer.extend(data)
+        await self._is_empty.clear()
+        if len(self.buffer) >= BUFFER_HIGH_WATER:
+            await self._paused.clear()
+            await self._paused.wait()
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+
+h2.StreamBuffer = _PacedBuffer
 
 
 class _PushedBack:
@@ -97,6 +138,7 @@ class ColdLane:
         self._silent: dict[tuple[Any, ...], trio.CancelScope] = {}  # connections without a request so far
         self.connections = 0
         self.requests = 0
+        self.outlets: set[ColdOutlet] = set()  # of open streams
 
     def hand_over(self, sock: socket.socket, first: bytes) -> None:
         """Take a connection from the hot lane; never blocks."""
@@ -107,7 +149,7 @@ class ColdLane:
             sock.close()
 
     async def run(self) -> None:
-        app = ASGIWrapper(self._app())  # type: ignore[no-untyped-call]
+        app = ASGIWrapper(_cancellable(self._app()))  # type: ignore[no-untyped-call]
         state: dict[str, Any] = {}
         lifespan = Lifespan(app, self._config, state)
         context = WorkerContext(None)
@@ -234,7 +276,7 @@ class ColdLane:
 
     def _stream(self, response: Response) -> QuartResponse:
         """An SSE stream: what it writes, as it writes it."""
-        outlet = ColdOutlet(response.stream)
+        outlet = self._outlet(response.stream, current.scope)
 
         async def body() -> AsyncIterator[bytes]:
             try:
@@ -250,6 +292,12 @@ class ColdLane:
 
         headers = {name: value for name, value in response.headers if name not in ("Connection", "Content-Type")}
         return QuartResponse(body(), headers=headers, content_type="text/event-stream; charset=utf-8")
+
+    def _outlet(self, stream: Any, scope: Any) -> ColdOutlet:
+        outlet = ColdOutlet(stream, scope[_SCOPE])
+        self.outlets.add(outlet)
+        outlet.on_close = self.outlets.discard
+        return outlet
 
     async def _serve_socket(self) -> Any:
         self.requests += 1
@@ -278,7 +326,7 @@ class ColdLane:
         return Response(200, b"", stream=self._watches.new_socket(opened, framed=False))
 
     async def _talk(self, socket: Any) -> None:
-        outlet = ColdOutlet(socket)
+        outlet = self._outlet(socket, websocket.scope)
 
         async def send() -> None:
             while (text := await outlet.take(whole=True)) is not None:
@@ -314,8 +362,10 @@ class ColdLane:
 class ColdOutlet:
     """Where a stream of this lane writes: a queue that a task empties."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, scope: trio.CancelScope) -> None:
         self._stream = stream
+        self._scope = scope  # around the request: how a client that does not read is got rid of
+        self.on_close: Callable[[ColdOutlet], None] = lambda outlet: None
         self._queue: deque[bytes] = deque()
         self._more = trio.Event()
         self._reading = trio.Event()
@@ -334,6 +384,7 @@ class ColdOutlet:
     def finish(self) -> None:
         self._closing = True
         self._more.set()
+        self._scope.deadline = trio.current_time() + limits.SLOW_CLOSE_MS / 1_000
 
     def close_with(self, code: int, reason: str) -> None:
         self.goodbye = (code, reason)
@@ -374,6 +425,7 @@ class ColdOutlet:
         if not self._closed:
             self._closed = True
             self._stream.closed()
+            self.on_close(self)
 
 
 def _header(name: str) -> bytes:

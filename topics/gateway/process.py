@@ -204,7 +204,8 @@ class Gateway:
         self._context.bell.ring_always()
 
     def _stopped(self) -> bool:
-        return len(self._calls) == 0 or time.monotonic_ns() > self._stop_by_ns
+        """Everything asked is answered, and streams of the other lane have said their last word, or too late."""
+        return (len(self._calls) == 0 and not self.cold.outlets) or time.monotonic_ns() > self._stop_by_ns
 
     def _fault(self, error: Exception) -> None:
         self._context.log.error("request failed", trace="".join(traceback.format_exception(error)))

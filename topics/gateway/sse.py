@@ -68,7 +68,9 @@ class SseStream:
         self._unsent: deque[tuple[int, int, int, int]] = deque()
         self._outlet: Outlet | None = None
         self._watcher: Watcher | None = None
-        self._over = False
+        self._over = False  # nothing more is written
+        self._reported = False  # the home knows that it is closed
+        streams.granted(self)
 
     # --- the lane says ---
 
@@ -77,8 +79,11 @@ class SseStream:
         self._outlet = outlet
         self._spoke_ns = streams.now_ns
         self.due_ns = streams.now_ns + self._heartbeat_ns
-        streams.opened(self)
         outlet.write(frames.RETRY)
+        if self._over:  # taken by somebody else before it began
+            outlet.finish()
+            return
+        streams.schedule(self)
         if streams.draining:
             self.end()
             return
@@ -126,28 +131,37 @@ class SseStream:
 
     def closed(self) -> None:
         """The connection is gone, or done with."""
-        if self._over:
+        self._stop()
+        if self._reported:
             return
-        self._over = True
+        self._reported = True
         cursors, topic_ids = self._delivered()
         self._streams.closed(self.number, cursors, topic_ids)
         self._streams.remember(
             self._wid, Remembered(self._epoch, self._encoded, cursors, topic_ids, self._streams.now_ns)
         )
-        for cursor in self._cursors:
-            cursor.close()
 
     def discard(self) -> None:
         """The client left before the stream began."""
-        self._over = True
-        self._streams.closed(self.number, None, None)
+        self.closed()
+
+    def _stop(self) -> None:
+        if not self._over:
+            self._over = True
+            self._delivered()
+            for cursor in self._cursors:
+                cursor.close()
+            self._cursors = []
 
     # --- the registry says ---
 
     def tick(self, now_ns: int) -> None:
-        quiet_ns = now_ns - self._spoke_ns
-        if quiet_ns >= self._heartbeat_ns and not self._over:
+        if self._over:
+            self.due_ns = now_ns + self._heartbeat_ns
+            return
+        if now_ns - self._spoke_ns >= self._heartbeat_ns:
             self._write(frames.sse_heartbeat(time.time_ns() // 1_000_000))
+            self._spoke_ns = now_ns
         self.due_ns = self._spoke_ns + self._heartbeat_ns
 
     def sweep(self, now_ns: int) -> None:
@@ -163,11 +177,10 @@ class SseStream:
             self._streams.save(self.number, *self._delivered())
 
     def taken(self) -> None:
-        """Another connection opened this session."""
-        assert self._outlet is not None
-        outlet = self._outlet
+        """Another connection opened this session: what is not with this client yet goes to that one."""
         self.closed()
-        outlet.finish()
+        if self._outlet is not None:
+            self._outlet.abort()
 
     def end(self) -> None:
         self._fail(503, "the server is shutting down; reconnect to go on from here")
@@ -177,11 +190,11 @@ class SseStream:
         return messages.RestoreSession(self._wid, self.number, self._epoch, self._encoded, cursors, topic_ids, 0)
 
     def _fail(self, code: int, error: str) -> None:
-        assert self._outlet is not None
-        outlet = self._outlet
-        outlet.write(frames.sse_error(code, error))
-        self.closed()
-        outlet.finish()
+        """A last word. The session's cursors are where the client's are when the connection has closed."""
+        if self._outlet is not None and not self._over:
+            self._outlet.write(frames.sse_error(code, error))
+            self._stop()
+            self._outlet.finish()
 
     # --- the cursors say ---
 

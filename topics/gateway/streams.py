@@ -75,9 +75,9 @@ class Streams:
 
     # --- lives ---
 
-    def opened(self, stream: Stream) -> None:
+    def granted(self, stream: Stream) -> None:
+        """The home counts it from now on, whether its client is still there or not."""
         self._open[stream.number] = stream
-        self.schedule(stream)
 
     def schedule(self, stream: Stream) -> None:
         heapq.heappush(self._due, (stream.due_ns, next(self._ties), stream))

@@ -67,7 +67,9 @@ class Socket:
         self._outlet: Outlet | None = None
         self._watcher: Watcher | None = None
         self._refused = False  # the client broke a rule: what came behind that is not looked at
-        self._over = False
+        self._over = False  # nothing more is said or heard
+        self._reported = False  # the home knows that it is closed
+        streams.granted(self)
 
     @property
     def outlet(self) -> Outlet:
@@ -94,7 +96,7 @@ class Socket:
             backlog_bytes=streams.settings.stream_backlog_bytes,
             now_ns=lambda: streams.now_ns,
         )
-        streams.opened(self)
+        streams.schedule(self)
         if streams.draining:
             self.end()
         elif received:
@@ -131,18 +133,20 @@ class Socket:
             self._watch_pace()
 
     def closed(self) -> None:
-        if self._over:
-            return
+        self._stop()
+        if not self._reported:
+            self._reported = True
+            self._streams.closed(self.number, None, None)
+
+    def discard(self) -> None:
+        self.closed()
+
+    def _stop(self) -> None:
         self._over = True
-        self._streams.closed(self.number, None, None)
         for cursor in self._cursors.values():
             cursor.close()
         self._cursors.clear()
         self._held.clear()
-
-    def discard(self) -> None:
-        self._over = True
-        self._streams.closed(self.number, None, None)
 
     # --- the registry says ---
 
@@ -156,6 +160,8 @@ class Socket:
         self.due_ns = now_ns + _PING_NS
 
     def sweep(self, now_ns: int) -> None:
+        if self._watcher is None or self._over:
+            return
         self.watcher.sweep()
         if is_slow(self.watcher.full_since_ns, now_ns, self._streams.settings):
             self._tell_error(
@@ -173,7 +179,7 @@ class Socket:
         return messages.RestoreSession(None, self.number, 0, b"", [], [], 0)
 
     def _close(self, code: CloseCode, reason: str) -> None:
-        if self._over:
+        if self._over or self._outlet is None:
             return
         outlet = self.outlet
         if self._protocol is None:
@@ -184,7 +190,7 @@ class Socket:
             for data in self._protocol.data_to_send():
                 if data:
                     outlet.write(data)
-        self.closed()
+        self._stop()
         outlet.finish()
 
     # --- frames ---
@@ -220,9 +226,8 @@ class Socket:
             if data:
                 self.outlet.write(data)
             else:  # the end: both sides have said goodbye, or the other broke the rules
-                outlet = self.outlet
-                self.closed()
-                outlet.finish()
+                self._stop()
+                self.outlet.finish()
 
     def _watch_pace(self) -> None:
         """Read from the client only as fast as it takes its answers."""
