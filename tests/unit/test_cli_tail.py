@@ -121,6 +121,7 @@ def seqs(event: Event | None) -> list[int]:
 def test_nothing_to_read_is_read_at_once() -> None:
     assert Goal({"jobs": Position(9, 9, 1)}).reached
     assert not Goal({"jobs": Position(8, 9, 1)}).reached
+    assert not Goal({"jobs": Position(50, 9, 1)}).reached  # made again
 
 
 def test_what_came_later_is_not_printed() -> None:

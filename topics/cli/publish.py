@@ -109,7 +109,7 @@ def publish(
             return 0
 
         code = reach.run(main)
-    click.echo(tally.words(complete=code == 0), err=True)
+    click.echo(tally.words(code), err=True)
     sys.exit(code)
 
 
@@ -159,15 +159,15 @@ class Tally:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def words(self, *, complete: bool) -> str:
-        if not complete and not self.records and not self.unsure:
+    def words(self, code: int) -> str:
+        """The last line, which depends on how it ended."""
+        if code and not self.records and not self.unsure:
             return "nothing was published"
         seqs = f"{self.first_seq}..{self.last_seq}" if self.last_seq > self.first_seq else f"{self.last_seq}"
-        text = f"published {_counted(self.records)} to {self._topic}"
-        text += f" (seq {seqs})" if self.records else ""
-        if complete:
+        text = f"published {_counted(self.records)} to {self._topic}" + (f" (seq {seqs})" if self.records else "")
+        if code == 0:
             return f"{text} in {self.elapsed_s:.1f} s"
-        text += " before that"
+        text += " before it was interrupted" if code == reach.EXIT_INTERRUPTED else " before that"
         return f"{text}; {_counted(self.unsure)} more may have been" if self.unsure else text
 
 

@@ -143,7 +143,8 @@ class Goal:
 
     def __init__(self, first: Mapping[str, Position]) -> None:
         self._heads = {topic: at.head_seq for topic, at in first.items()}
-        self._open = {topic for topic, at in first.items() if at.from_seq < at.head_seq}
+        # A start beyond the head is one in a topic that was made again: there is something to tell.
+        self._open = {topic for topic, at in first.items() if at.from_seq != at.head_seq}
 
     @property
     def reached(self) -> bool:

@@ -80,7 +80,7 @@ class HttpConnection:
         except h11.RemoteProtocolError as error:
             if self._ended:
                 raise ConnectionLost(f"{self._address} closed the connection before it answered") from None
-            raise NotTopics(f"{self._address} does not answer in HTTP/1.1 ({error}): is this its address?") from None
+            raise NotTopics(f"{self._address} does not speak HTTP as we do: {error}") from None
         finally:
             if not done:
                 await self.aclose()
@@ -104,11 +104,15 @@ class HttpConnection:
     async def _receive(self, stream: trio.abc.Stream) -> tuple[h11.Response, bytes]:
         response: h11.Response | None = None
         content = bytearray()
+        first = True
         while True:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
                 data = bytes(await stream.receive_some(_CHUNK_BYTES))
                 self._ended = not data
+                if first and data and not data.startswith(b"HTTP/"[: len(data)]):
+                    raise NotTopics(f"{self._address} does not speak HTTP: is this its address?")
+                first = False
                 self._protocol.receive_data(data)
             elif isinstance(event, h11.Response):
                 response = event
