@@ -71,7 +71,7 @@ def words_of(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) or error.__cause__ is not None:
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
     if isinstance(error, socket.gaierror):
-        return error.strerror.lower()
+        return (error.strerror or str(error)).lower()
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
