@@ -68,6 +68,7 @@ class H2Socket(Conversation):
         self.number = number
         self.stream = wire.streams[number]
         self.pongs: list[bytes] = []
+        self._closing = False  # we have sent a close, which ends what we may send
 
     def status(self) -> int:
         while ":status" not in self.stream.headers:
@@ -111,16 +112,22 @@ class H2Socket(Conversation):
             elif found.opcode == PONG:
                 self.pongs.append(found.payload)
             elif found.opcode == CLOSE:
-                try:
-                    self.send(frame(CLOSE, found.payload))
-                except Closed:
-                    pass  # its side may be over already
+                self._answer_close(found.payload)
                 raise close_reason(found.payload)
             else:
                 assert (found.opcode == CONTINUATION) == bool(parts), found
                 parts.append(found.payload)
                 if found.fin:
                     return b"".join(parts).decode()
+
+    def _answer_close(self, payload: bytes) -> None:
+        if self._closing or self.stream.ended or self.stream.reset:
+            return
+        self._closing = True
+        try:
+            self.send(frame(CLOSE, payload))
+        except Closed:
+            pass  # its side may be over already
 
     # --- ending ---
 
@@ -133,6 +140,7 @@ class H2Socket(Conversation):
 
     def end(self, code: int = 1000) -> int:
         """The closing handshake, begun by us; the code that the server answered."""
+        self._closing = True
         self.send(close_frame(code))
         return self.close_code()
 

@@ -445,7 +445,8 @@ def frame(
     mask_bit = 0x80 if masked else 0
     short = {0: size, 2: 126, 8: 127}[length_bytes]
     head = bytes([(0x80 if fin else 0) | reserved << 4 | opcode, mask_bit | short])
-    head += size.to_bytes(length_bytes, "big")
+    if length_bytes:
+        head += size.to_bytes(length_bytes, "big")
     if not masked:
         return head + payload
     mask = os.urandom(4)
@@ -504,11 +505,11 @@ def close_reason(payload: bytes) -> Closed:
     return Closed(struct.unpack(">H", payload[:2])[0], payload[2:].decode())
 
 
-class RawSocket(Conversation, Wire):
+class RawSocket(Wire, Conversation):
     def __init__(self, port: int, *, upgraded: bool = True, receive_buffer: int | None = None) -> None:
         Conversation.__init__(self)
         Wire.__init__(self, port)
-        self.frames: list[RawFrame] = []  # control frames that came between messages
+        self.frames: list[RawFrame] = []  # pongs that came between messages
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         if upgraded:

