@@ -36,6 +36,7 @@ OWNED = {
     "quart": {"gateway"},
     "quart_trio": {"gateway"},
     "hypercorn": {"gateway"},
+    "h2": {"gateway"},
     "httptools": {"gateway"},
     "websockets": {"gateway"},
     "click": {"cli"},

@@ -17,6 +17,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from hypercorn import protocol
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.protocol import h2
@@ -92,7 +95,23 @@ class _PacedBuffer(StreamBuffer):  # type: ignore[misc]
         return data
 
 
+class _Resetting(h2.H2Protocol):  # type: ignore[misc]
+    """A stream that ends with data its client does not take is reset; otherwise it would stay open over there."""
+
+    async def _close_stream(self, stream_id: int) -> None:
+        await super()._close_stream(stream_id)
+        unsent = self.stream_buffers.get(stream_id)
+        if unsent is not None and unsent.buffer:
+            await unsent.close()
+            try:
+                self.connection.reset_stream(stream_id, error_code=ErrorCodes.CANCEL)
+                await self._flush()
+            except ProtocolError:
+                pass  # the client was quicker
+
+
 h2.StreamBuffer = _PacedBuffer
+protocol.H2Protocol = _Resetting
 
 
 class _PushedBack:
@@ -134,6 +153,7 @@ class ColdLane:
         self._config.keep_alive_max_requests = 2**62
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
+        self._config.websocket_ping_interval = limits.WS_PING_MS / 1_000
         self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
         self._silent: dict[tuple[Any, ...], trio.CancelScope] = {}  # connections without a request so far
         self.connections = 0
@@ -142,6 +162,8 @@ class ColdLane:
 
     def hand_over(self, sock: socket.socket, first: bytes) -> None:
         """Take a connection from the hot lane; never blocks."""
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)
         try:
             self._sockets.send_nowait((sock, first))
             self.connections += 1

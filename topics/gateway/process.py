@@ -83,6 +83,7 @@ class Gateway:
         )
         self._hot.on_fault = self._fault
         self._streams.publish = self._hot.add_plain
+        self._streams.send_runs = self._hot.send_runs
         self.cold.flush = self._flush  # type: ignore[method-assign]
         self.cold.on_fault = self._fault  # type: ignore[method-assign]
         assert context.listener is not None

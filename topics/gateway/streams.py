@@ -64,6 +64,7 @@ class Streams:
         self.feeds = feeds
         self.now_ns = time.monotonic_ns()
         self.publish: Callable[[PlainRoute, PlainEntry, int, bytes], None] = _nowhere
+        self.send_runs: Callable[[], None] = lambda: None  # pass on what was published so far
         self._open: dict[int, Stream] = {}
         self._sessions: OrderedDict[str, Remembered] = OrderedDict()
         self._due: list[tuple[int, int, Stream]] = []

@@ -151,13 +151,16 @@ class Socket:
     # --- the registry says ---
 
     def tick(self, now_ns: int) -> None:
+        self.due_ns = now_ns + _PING_NS
+        protocol = self._protocol
+        if protocol is None:
+            return  # whoever frames the messages pings too
         silent_ns = now_ns - self._heard_ns
         if silent_ns >= _SILENCE_NS:
             self.outlet.abort()
-        elif silent_ns >= _PING_NS and self._protocol is not None and self._protocol.state is OPEN:
-            self._protocol.send_ping(b"")
+        elif silent_ns >= _PING_NS and protocol.state is OPEN:
+            protocol.send_ping(b"")
             self._send_protocol()
-        self.due_ns = now_ns + _PING_NS
 
     def sweep(self, now_ns: int) -> None:
         if self._watcher is None or self._over:
@@ -300,6 +303,7 @@ class Socket:
             return
         head, batch = command.append(settings, size=size)
         self._in_flight += 1
+        self._streams.send_runs()  # what came before takes effect before
         self._streams.calls.ask(_AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch), entry)
 
     def published(self) -> None:
@@ -349,6 +353,7 @@ class Socket:
             return Response(200, b"")
 
         self._subscribing = True
+        self._streams.send_runs()
         outcome = positions.locate(list(wanted.topics), self._shards, lenient=command.lenient, then=begin)
         self._streams.calls.submit(outcome, _Subscribing(self, command.request_id))
 
