@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import select
 import socket
 import struct
 import time
@@ -289,6 +290,13 @@ class Http2Source:
             self.wire.receive()
         body, stream.body = stream.body, b""
         return body
+
+    def is_over(self) -> bool:
+        """Whether the server has ended or reset it, seen without giving any of the window back."""
+        stream = self.wire.streams[self._number]
+        while select.select([self.wire.sock], [], [], 0)[0] and not self.wire.goodbye:
+            self.wire.receive(grant=False)
+        return stream.ended or stream.reset or self.wire.goodbye
 
     def close(self) -> None:
         if self._owns:

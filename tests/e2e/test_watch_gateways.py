@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,10 +79,17 @@ def alone(server: Server, name: str) -> Iterator[None]:
     """Only this gateway accepts connections: the others stand still for a moment."""
     paused = [server.signal_child(other, signal.SIGSTOP) for other in GATEWAYS if other != name]
     try:
+        for pid in paused:
+            eventually(lambda pid=pid: _stands_still(pid))  # type: ignore[misc]
         yield
     finally:
         for pid in paused:
             os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    """A signal that was sent need not have arrived."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def connect(server: Server, watching: Watching, name: str) -> Http1Source | Http2Source:
