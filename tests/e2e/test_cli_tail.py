@@ -195,6 +195,18 @@ def test_losses_in_words(server: Server, api1: Client, topic: str) -> None:
     assert (parsed["tombstone"]["gap_from"], parsed["tombstone"]["gap_to"]) == (3, 7)
 
 
+def test_losses_while_it_follows(server: Server, api1: Client, topic: str, command: StartCommand) -> None:
+    """Of a batch that is larger than the cap, the first ones are gone as soon as it is there."""
+    api1.put(topic, cap_records=3)
+    api1.append(topic, "first")
+    tail = command("tail", topic, "--from", 0, url=server.url)
+    tail.wait_lines(1)
+    api1.append(topic, *range(10))
+    lines = tail.wait_lines(5)
+    assert lines[1] == f"-- missed 2..8 of {topic}: evicted by the cap"
+    assert [line.split("  ")[1] for line in lines[2:]] == ["9", "10", "11"]
+
+
 def test_a_topic_made_again(server: Server, api1: Client, topic: str) -> None:
     api1.append(topic, *range(10))
     api1.drop(topic)
@@ -343,6 +355,27 @@ def test_a_gateway_dies_in_the_middle_of_a_backlog(start_server: Start, command:
         found += seqs(list(lines))
     assert found == list(range(1, 40_001))
     assert tail.wait() == 0
+
+
+def test_a_reader_that_pauses(start_server: Start, command: StartCommand) -> None:
+    """Like a pager: the server gives up on it, and it goes on when it is read again."""
+    server = start_server(TOPICS_SLOW_CONSUMER_TIMEOUT_MS=500, TOPICS_STREAM_BACKLOG_BYTES=65_536)
+    with server.client() as client:
+        for _ in range(20):
+            client.append("jobs", *[{"n": n, "pad": "x" * 1_000} for n in range(1_000)])
+        without = server.sockets_of("gateway-0")
+        ours, theirs = os.pipe()
+        tail = command("tail", "jobs", "--from", 0, "--json", "--until-head", url=server.url, stdout=theirs)
+        os.close(theirs)
+        with os.fdopen(ours) as lines:
+            found = seqs([next(lines)])
+            assert server.sockets_of("gateway-0") == without + 1
+            eventually(lambda: server.sockets_of("gateway-0") == without, what="the end of patience")
+            found += seqs(list(lines))
+    assert found == list(range(1, 20_001))
+    assert tail.wait() == 0
+    assert "reads more slowly" in tail.stderr()
+    assert "connected again" in tail.stderr()
 
 
 def test_a_topic_deleted_while_nobody_was_there(start_server: Start, command: StartCommand) -> None:

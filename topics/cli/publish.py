@@ -28,6 +28,7 @@ from topics import limits
 from topics.cli import reach
 from topics.client import ApiError, Client, ClientError, OutcomeUnknown, Receipt, Unreachable, connect
 from topics.client.batches import BATCH_RECORDS, BadLine, Batch, Batcher, Line, Lines, json_of, text_of
+from topics.client.client import PATIENCE_S
 from topics.client.failures import is_passing
 from topics.errors import TopicsError
 
@@ -54,7 +55,12 @@ Parse = Callable[[Line], Raw | None]
     show_default=True,
     help="Most records in one append; each append is all or nothing.",
 )
-@click.option("--durability", type=click.Choice(CLASSES), help="Of the topic, if this creates it.")
+@click.option(
+    "--durability",
+    type=click.Choice(CLASSES),
+    metavar="CLASS",
+    help=f"Of the topic if this creates it: {', '.join(CLASSES)}.",
+)
 @reach.url_option
 def publish(
     topic: str,
@@ -184,6 +190,7 @@ class Job:
         self._tag = tag
         self._node = node
         self._durability = durability
+        self._patience_s = PATIENCE_S
 
     async def look(self, client: Client) -> None:
         """Before anything is read: is there a server, and would the topic be what was asked for?"""
@@ -195,6 +202,9 @@ class Job:
             if is_passing(error) or (isinstance(error, ApiError) and error.code == "topic_not_found"):
                 return
             raise
+        # A retry is safe as long as the topic remembers the key.
+        window_ms = state.config.get("idempotency_window_ms", limits.DEFAULT_IDEMPOTENCY_WINDOW_MS)
+        self._patience_s = min(PATIENCE_S, window_ms / 2_000)
         if self._durability not in (None, state.config.get("durability")):
             raise WrongClass(
                 f"{self._topic} exists with durability {state.config.get('durability')}, not {self._durability}; "
@@ -217,7 +227,9 @@ class Job:
         config: dict[str, Any] | None = None if self._durability is None else {"durability": self._durability}
         self._tally.unsure = len(data)
         try:
-            receipt = await client.publish(self._topic, data, tag=self._tag, node=self._node, config=config)
+            receipt = await client.publish(
+                self._topic, data, tag=self._tag, node=self._node, config=config, patience_s=self._patience_s
+            )
         except OutcomeUnknown:
             raise
         except TopicsError:

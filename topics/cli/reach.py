@@ -30,7 +30,8 @@ url_option = click.option(
     envvar="TOPICS_URL",
     default=DEFAULT_URL,
     callback=_checked,
-    help=f"Of the server (TOPICS_URL; default {DEFAULT_URL}).",
+    metavar="URL",
+    help=f"Address of the server (TOPICS_URL; default {DEFAULT_URL}).",
 )
 
 

@@ -19,7 +19,6 @@ import msgspec
 import trio
 from msgspec import Raw
 
-from topics import limits
 from topics.cli import reach
 from topics.client import CaughtUp, Client, Event, Position, Record, Records, Tombstone, TopicDeleted, connect
 from topics.client.durations import parse_ms
@@ -33,11 +32,13 @@ _PIPE_CHECK_S = 0.5
     "--from",
     "from_seq",
     metavar="SEQ",
-    type=click.IntRange(0, limits.U64_MAX),
-    help="Begin behind this seq: 0 is the beginning, the last seq you have seen goes on from there.",
+    type=click.IntRange(0),
+    help="Begin behind this seq: 0 is the beginning; with the last seq you have, it goes on from there.",
 )
-@click.option("--since", metavar="DURATION", help="Begin with the records of the last 30s, 10m, 2h, 1d.")
-@click.option("--until-head", is_flag=True, help="End when everything is printed that was there at the start.")
+@click.option("--since", metavar="DURATION", help="Begin with what was written in the last 30s, 10m, 2h, 1d.")
+@click.option(
+    "--until-head", is_flag=True, help="End when what was there at the start is printed; use it with --from or --since."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option("--node", metavar="ID", multiple=True, help="Leave out what this node wrote; may be repeated.")
 @click.option("--tags", is_flag=True, help="Show tags.")
@@ -60,8 +61,9 @@ def tail(
       topics tail jobs --from 0 --until-head      all there is, and end
       topics tail jobs --json | jq .data          for programs
 
-    A connection that is lost is made again, and reading goes on exactly where it was. Records that were evicted before
-    they could be read are told in words.
+    A line shows time, topic (if there are several), seq, node, tag and data. Lines that begin with -- tell of records
+    that were evicted or expired before they could be read, and of deleted topics. A connection that is lost is made
+    again, and reading goes on exactly where it was.
     """
     if from_seq is not None and since is not None:
         raise click.UsageError("Use --from or --since, not both.")

@@ -141,7 +141,7 @@ class Client:
                     raise
                 if not told:
                     told = True
-                    self._notice(f"{failure}; trying again")
+                    self._notice(f"trying again: {failure}")
             else:
                 return self._decoded(answer, Receipt)
             await trio.sleep(delay_s)

@@ -155,12 +155,13 @@ class Feed:
             await self._follow(events)
         except (ApiError, ClientError) as failure:
             # Before the first connection an address may simply be wrong; after it, the server will be back.
-            if not is_passing(failure) or (isinstance(failure, Unreachable) and not self.begun.is_set()):
+            wrong = isinstance(failure, Unreachable) and not self.begun.is_set() and self._told is None
+            if wrong or not is_passing(failure):
                 self.failure = failure
                 return
             if self._told != str(failure):
                 self._told = str(failure)
-                self._notice(f"{failure}; trying again")
+                self._notice(f"trying again: {failure}")
             await trio.sleep(self._backoff.next_s(at_least_s=at_least_s(failure)))
 
     async def _follow(self, events: trio.MemorySendChannel[Event]) -> None:
