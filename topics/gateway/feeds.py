@@ -153,11 +153,17 @@ class Feeds:
     def take(self, shard: int, message: bytes) -> bool:
         """A message that nobody asked for; False if it is not a feed's."""
         op = message[0]
-        if op not in (Op.TAIL, Op.TOPIC_GONE):
+        if op not in (Op.TAIL, Op.TOPIC_GONE, Op.FOLLOW):
             return False
         _, correlation = messages.unpack_correlation(message)
         feed = self._by_correlation[shard].get(correlation)
-        if feed is not None:
+        if op == Op.FOLLOW:
+            if not message[1]:  # an answer that came too late: nobody uses this one
+                self._calls.tell(shard, messages.pack(Op.UNFOLLOW, correlation, messages.Unfollow()))
+        elif feed is not None and message[1]:
+            self.unfollowed(feed)  # it could not be read; a later try may
+            self.retry[feed] = None
+        elif feed is not None:
             answer, body = messages.decode_answer(message)
             if op == Op.TAIL:
                 self.pushes += 1

@@ -23,7 +23,7 @@ from topics.actors import messages
 from topics.actors.messages import Gap, Op
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Call, Response
-from topics.gateway.feeds import Feeds, Options
+from topics.gateway.feeds import Feed, Feeds, Options
 from topics.gateway.frames import Batch
 
 
@@ -95,7 +95,11 @@ class Cursor:
         self.state = State.WAITING
         self._fresh = True  # has not been level since it connected or lagged
         self._owes_caught_up = False
-        self._feed = watcher.feeds.join(topic, shard, options, with_nodes=self.nodes is not None)
+        self._feed = self._join()
+
+    def _join(self) -> Feed:
+        with_nodes = self.nodes is not None
+        return self.watcher.feeds.join(self.topic, self.shard, self.options, with_nodes=with_nodes)
 
     # --- the feed says ---
 
@@ -137,6 +141,10 @@ class Cursor:
     def step(self) -> None:
         """Waiting: see what can be done now."""
         feed = self._feed
+        if feed.gone_at is not None and self.topic_id not in (0, feed.topic_id):
+            # It has read on in the topic's next life already.
+            self.watcher.feeds.leave(feed, self)
+            feed = self._feed = self._join()
         if feed.gone_at is not None:
             self.feed_gone(feed.gone_at)
         elif feed.at is None:
@@ -146,10 +154,9 @@ class Cursor:
             self.state = State.LIVE
             self._fresh = False
             feed.live[self] = None
-            if feed.at == feed.head_seq:
+            self._owes_caught_up = feed.at != feed.head_seq
+            if not self._owes_caught_up:
                 self.watcher.voice.tell_caught_up(self, self.at)
-            else:
-                self._owes_caught_up = True
         else:
             self.state = State.READING
             self.watcher.wants_read(self)
@@ -174,6 +181,11 @@ class Cursor:
             else:
                 self._feed.waiting[self] = None
                 watcher.retry_later(self)
+            return
+        if watcher.full:
+            # Others' answers came first and filled the backlog: this one is read again when there is room.
+            self.state = State.LAGGING
+            watcher.lags(self)
             return
         piece, body = value
         before = self.at

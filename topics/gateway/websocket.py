@@ -61,6 +61,7 @@ class Socket:
         self._cursors: dict[str, Cursor] = {}
         self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
         self._subscribing = False
+        self._catching_up = False
         self._in_flight = 0
         self._paused = False
         self._heard_ns = 0
@@ -364,8 +365,12 @@ class Socket:
             return
         if value.status >= 400:
             self._tell_response(request_id, value)
+        if self._catching_up:
+            return  # it failed at once: whoever took it goes on
+        self._catching_up = True
         while self._held and not self._subscribing:
             self._take_text(self._held.popleft())
+        self._catching_up = False
         self._watch_pace()
 
     # --- telling ---

@@ -182,7 +182,7 @@ def piece(
         gap = messages.Gap(*reading.tombstone, topic.earliest_seq)
         from_seq = reading.behind_gap
     ends = None
-    if nodes is not None and any(nodes):
+    if nodes is not None and any([node is not None for node in nodes]):
         ends = list(accumulate(len(part) + 1 for part in reading.parts))
     head = messages.Piece(topic.id, from_seq, reading.next_from_seq, topic.head_seq, gap, nodes if ends else None, ends)
     return messages.pack(op, correlation, head, b",".join(reading.parts)), reading.next_from_seq

@@ -28,7 +28,18 @@ Gateway = Any  # a link's writer: send_always(message)
 
 
 class _Session:
-    __slots__ = ("cursors", "definition", "epoch", "idle_since_ms", "stale", "stream", "topic_ids", "waiting", "wid")
+    __slots__ = (
+        "begun_stale",
+        "cursors",
+        "definition",
+        "epoch",
+        "idle_since_ms",
+        "stale",
+        "stream",
+        "topic_ids",
+        "waiting",
+        "wid",
+    )
 
     def __init__(self, wid: str, definition: bytes, cursors: list[int], topic_ids: list[int], *, epoch: int) -> None:
         self.wid = wid
@@ -38,6 +49,7 @@ class _Session:
         self.epoch = epoch
         self.stream = 0
         self.stale = False
+        self.begun_stale = False  # whether it was when its stream was opened
         self.idle_since_ms = 0
         self.waiting: list[tuple[Gateway, int]] = []  # opens that wait for the stream before them to close
 
@@ -50,6 +62,7 @@ class Sessions:
         self._now_ms = now_ms
         self._sessions: dict[str, _Session] = {}
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest idle first
+        self._unsorted = False
         self._streams: dict[int, tuple[Gateway, _Session | None]] = {}
         # Streams keep their numbers when this process dies, so the next one must not give them out again.
         self._next_stream = time.monotonic_ns()
@@ -111,6 +124,8 @@ class Sessions:
         if session is not None:
             if request.cursors is not None and request.topic_ids is not None:
                 session.cursors, session.topic_ids = request.cursors, request.topic_ids
+            else:
+                session.stale = session.begun_stale  # it never got to its client
             self._released(session)
 
     def _restore(self, request: messages.RestoreSession, gateway: Gateway, correlation: int) -> None:
@@ -158,7 +173,7 @@ class Sessions:
             opened = messages.StreamOpened(
                 stream, session.epoch, session.definition, session.cursors, session.topic_ids, session.stale
             )
-            session.stale = False
+            session.begun_stale, session.stale = session.stale, False
         return messages.pack(Op.OPEN_STREAM, correlation, opened)
 
     def _take(self, session: _Session) -> None:
@@ -179,9 +194,13 @@ class Sessions:
     def _rest(self, session: _Session, *, since_ms: int | None = None) -> None:
         session.idle_since_ms = self._now_ms() if since_ms is None else since_ms
         self._idle[session.wid] = session
+        self._unsorted = self._unsorted or since_ms is not None
 
     def _forget_expired(self) -> None:
         oldest = self._now_ms() - self._settings.session_ttl_ms
+        if self._unsorted:
+            self._idle = OrderedDict(sorted(self._idle.items(), key=lambda entry: entry[1].idle_since_ms))
+            self._unsorted = False
         while self._idle:
             session = next(iter(self._idle.values()))
             if session.idle_since_ms > oldest:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import topic_not_found
+from topics.errors import ApiError, CorruptData, topic_not_found
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.topic import Topic
@@ -166,19 +166,23 @@ class Tails:
         return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
 
     def push(self) -> None:
-        """Once a round, before the rings are flushed: send what is behind to whoever is ready for it."""
-        if not self._behind:
+        """Once a round, before the rings are flushed: send what is behind to whoever is ready for it, in turns."""
+        behind = self._behind
+        if not behind:
             return
-        ready: dict[Follower, int] = {}  # how many bytes each may still get in this round
-        for tail in list(self._behind):
-            follower = tail.follower
-            if follower not in ready:
-                ready[follower] = limits.PUSH_BYTES if self._ready(follower, ask=True) else 0
-            while ready[follower] > 0:
-                ready[follower] -= self._push(tail)
-                if tail.at == tail.topic.head_seq:
-                    del self._behind[tail]
-                    break
+        budget = {
+            follower: limits.PUSH_BYTES if self._ready(follower, ask=True) else 0
+            for follower in {tail.follower for tail in behind}
+        }
+        turn = list(behind)
+        while turn:
+            turn = [tail for tail in turn if budget[tail.follower] > 0]
+            for tail in turn:
+                budget[tail.follower] -= self._push(tail)
+                del behind[tail]
+                if tail.at != tail.topic.head_seq:
+                    behind[tail] = None  # behind those that had no turn yet
+            turn = [tail for tail in turn if tail in behind]
 
     def _ready(self, follower: Follower, *, ask: bool = False) -> bool:
         if follower.outbox_bytes > limits.PUSH_BYTES:
@@ -192,19 +196,31 @@ class Tails:
         topic = tail.topic
         self._refresh(topic)
         topic.last_read_ts = self._now_ms()
-        message, tail.at = reads.piece(
+        try:
+            message, tail.at = self._piece(tail)
+        except (CorruptData, OSError) as error:
+            # One topic's damage is not the shard's: its followers are told and may ask again.
+            failure = ApiError("internal", f"stored data is damaged: {error}")
+            message = messages.pack_failure(Op.TAIL, tail.correlation, failure)
+            del self._by_correlation[id(tail.follower), tail.correlation]
+            self._forget(tail)
+            tail.at = topic.head_seq
+            self._behind[tail] = None  # whoever pushes takes it out
+        tail.follower.send_always(message)
+        self._marks[tail.follower] = _UNFLUSHED
+        self.pushes += 1
+        return len(message)
+
+    def _piece(self, tail: _Tail) -> tuple[bytes, int]:
+        return reads.piece(
             Op.TAIL,
-            topic,
+            tail.topic,
             tail.request,
             self._cache,
             tail.correlation,
             from_seq=tail.at,
             origins=tail.request.with_nodes,
         )
-        tail.follower.send_always(message)
-        self._marks[tail.follower] = _UNFLUSHED
-        self.pushes += 1
-        return len(message)
 
     def _align(self, tail: _Tail) -> None:
         for _ in range(_ALIGN_PUSHES):
