@@ -32,6 +32,7 @@ from topics.shm.counters import Word
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
 _ACCEPTS_PER_ROUND = 64
+_LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
 
 
@@ -91,6 +92,7 @@ class Gateway:
         self._listener.setblocking(False)
         self._accepting = False
         self._stop_by_ns = 0
+        self._stop_from_ns = 0  # the other lane's last words take a moment to get to their sockets
         self._sweep_ns = 0
 
     def _set_accepting(self, accepting: bool) -> None:
@@ -144,7 +146,8 @@ class Gateway:
         if not self._hot.connections and not len(self._streams) and not self._stop_by_ns:
             return None
         due = self._streams.next_due_ns
-        return self._sweep_ns if due is None else min(due, self._sweep_ns)
+        soonest = self._sweep_ns if due is None else min(due, self._sweep_ns)
+        return min(soonest, self._stop_from_ns) if self._stop_from_ns > time.monotonic_ns() else soonest
 
     def _flush(self) -> None:
         """What was asked outside of a round goes out now."""
@@ -201,12 +204,16 @@ class Gateway:
         self._streams.end_all()
         self._calls.flush()
         self._hot.send_dirty()
-        self._stop_by_ns = time.monotonic_ns() + _DRAIN_NS
+        now = time.monotonic_ns()
+        self._stop_by_ns = now + _DRAIN_NS
+        self._stop_from_ns = now + _LAST_WORDS_NS if self.cold.connections else now
         self._context.bell.ring_always()
 
     def _stopped(self) -> bool:
         """Everything asked is answered, and streams of the other lane have said their last word, or too late."""
-        return (len(self._calls) == 0 and not self.cold.outlets) or time.monotonic_ns() > self._stop_by_ns
+        now = time.monotonic_ns()
+        done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
+        return done or now > self._stop_by_ns
 
     def _fault(self, error: Exception) -> None:
         self._context.log.error("request failed", trace="".join(traceback.format_exception(error)))
