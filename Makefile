@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test lint unit e2e recovery bench clean
+.PHONY: setup run test lint unit e2e browser recovery bench clean
 
 setup: $(STAMP)
 
@@ -27,10 +27,27 @@ unit: setup
 e2e: setup
 	$(BIN)/pytest tests/e2e
 
+# The browser tests need Chromium. Where root can have it installed, it is; elsewhere they are skipped.
+define want_chromium
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium for the browser tests"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || \
+		echo "chromium could not be installed: the browser tests will be skipped"; \
+	else \
+		echo "no chromium: the browser tests will be skipped"; \
+	fi
+endef
+
+browser: setup
+	$(want_chromium)
+	$(BIN)/pytest tests/browser
+
 recovery: setup
 	$(BIN)/pytest tests/recovery
 
 test: lint
+	$(want_chromium)
 	$(BIN)/pytest tests
 
 bench: setup
