@@ -682,16 +682,19 @@ def test_one_socket_more_than_allowed_is_429(two_slots: Server) -> None:
 def _end_properly(raw: RawSocket) -> None:
     raw.send(close_frame(1000))
     assert raw.close_code() == 1000
+    raw.close()
 
 
 def _break_the_protocol(raw: RawSocket) -> None:
     raw.send(frame(3))
     assert raw.close_code() == 1002
+    raw.close()
 
 
 def _send_too_much(raw: RawSocket) -> None:
     raw.send(frame(TEXT, b"", announced=MOST + 1))
     assert raw.close_code() == 1009
+    raw.close()
 
 
 def _half_close(raw: RawSocket) -> None:
@@ -712,6 +715,7 @@ def _leave_commands_behind(raw: RawSocket) -> None:
 
 
 def _never_answer_the_close(raw: RawSocket) -> None:
+    """Nor close the connection."""
     raw.send(frame(3))
     assert raw.take().opcode == CLOSE
 
