@@ -21,10 +21,6 @@ class Positions:
         """Whether any topic is left."""
         return bool(self._seqs)
 
-    def seqs(self) -> dict[str, int]:
-        """The last seq that needs no delivery any more, by topic."""
-        return {topic: seq for topic, seq in self._seqs.items() if seq is not None}
-
     def command(self, request_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The subscribe command that continues here."""
         return {

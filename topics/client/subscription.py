@@ -65,11 +65,6 @@ class Subscription:
         """What each topic held when the subscription began."""
         return self._feed.positions.first
 
-    @property
-    def seqs(self) -> dict[str, int]:
-        """Where each topic would be resumed."""
-        return self._feed.positions.seqs()
-
     def __aiter__(self) -> Subscription:
         return self
 
