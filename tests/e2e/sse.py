@@ -218,7 +218,16 @@ class Http1Source:
         self.status = 0
         self.headers: dict[str, str] = {}
 
-    def get(self, path: str, headers: Headers, *, method: str = "GET", version: str = "HTTP/1.1") -> None:
+    def get(
+        self,
+        path: str,
+        headers: Headers,
+        *,
+        method: str = "GET",
+        version: str = "HTTP/1.1",
+        within_s: float = WITHIN_S,
+    ) -> None:
+        self.sock.settimeout(within_s)
         lines = tuple(f"{name}: {value}" for name, value in headers)
         self.sock.sendall(request(method, path, headers=lines, version=version))
         while b"\r\n\r\n" not in self._unread:
@@ -266,8 +275,8 @@ class Http2Source:
         self.status = 0
         self.headers: dict[str, str] = {}
 
-    def get(self, path: str, headers: Headers, *, method: str = "GET") -> None:
-        self.wire.sock.settimeout(WITHIN_S)
+    def get(self, path: str, headers: Headers, *, method: str = "GET", within_s: float = WITHIN_S) -> None:
+        self.wire.sock.settimeout(within_s)
         self._number = self.wire.open(method, path, *[(name.lower(), value) for name, value in headers], end=True)
         stream = self.wire.streams[self._number]
         while not stream.headers:

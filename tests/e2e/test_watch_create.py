@@ -316,6 +316,8 @@ BAD_IDS = [
     "a b",
     "AAAA",
     encode_cursor({"t": 1}) + "!",
+    encode_cursor({"t": 1}) + "!!!!",
+    " ".join(encode_cursor({"t": 1})),
     base64.urlsafe_b64encode(b"[1]").decode(),
     base64.urlsafe_b64encode(b'{"t":1').decode(),
     encode_cursor({"t": "1"}),

@@ -5,6 +5,7 @@ Writers repeat what was not acknowledged with the same key, so what is in a topi
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -34,7 +35,8 @@ def topic_on(shard: int, prefix: str = "on") -> str:
 def hardy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose processes are killed, each at most five times, in between tests it is whole again."""
     folder = tmp_path_factory.mktemp("hardy")
-    server = Server(folder / "data", log=folder / "server.log", TOPICS_WAL_SHARDS=SHARDS)
+    environ = {"TOPICS_WAL_SHARDS": SHARDS, "TOPICS_RING_BYTES": 64 * 1024}  # rings that are small for what they carry
+    server = Server(folder / "data", log=folder / "server.log", **environ)
     try:
         server.wait_ready()
         yield server
@@ -197,6 +199,18 @@ def _read_all(stream: EventStream, topics: list[str], count: int) -> None:
         stream.wait_records(topic, count, within_s=60)
 
 
+def test_records_much_larger_than_the_rings(client: Client, watching: Watching) -> None:
+    topic = topic_on(0)
+    data = [letter * 700_000 for letter in "abcdefgh"]
+    client.append(topic, *data[:2])
+    stream = watching.follow(topic).wait_caught_up(topic)
+    other = watching.follow(topic, node="nobody")
+    for one in data[2:]:
+        client.append(topic, one)
+    assert stream.wait_records(topic, 8) == data
+    assert other.wait_records(topic, 8) == data
+
+
 # --- a gateway dies ----------------------------------------------------------------------------------
 
 
@@ -229,6 +243,31 @@ def test_a_session_outlives_its_gateway(hardy: Server, client: Client, watching:
     never_opened = reopen(watching, unopened)
     for topic in topics:
         assert never_opened.wait_records(topic, 31) == list(range(31))
+
+
+def test_an_id_counts_until_it_was_used(hardy: Server, client: Client, watching: Watching) -> None:
+    """A client that left before its stream began has not used up what only its id can say after a gateway's death."""
+    topic = topic_on(1)
+    client.put(topic)
+    session = watching.create(topic)
+    first = watching.open(session).wait_caught_up(topic)
+    for number in range(20):
+        append(client, topic, number)
+    first.wait_records(topic, 20)
+    killed = hardy.signal_child("gateway-0")
+    eventually(lambda: gone(killed))
+    hardy.wait_ready()
+    home = hardy.signal_child("shard-0", signal.SIGSTOP)
+    path, headers = session["stream_url"], [("Last-Event-ID", first.last_id)]
+    impatient = watching.connect()
+    impatient.ping()
+    with pytest.raises(TimeoutError):
+        impatient.get(path, headers, within_s=0.3)
+    impatient.reset()
+    os.kill(home, signal.SIGCONT)
+    append(client, topic, 20)
+    again = reopen(watching, session, first.last_id)
+    assert again.wait_records(topic, 1) == [20]
 
 
 def test_gateways_that_die_under_load(start_server: Start) -> None:

@@ -106,8 +106,7 @@ def connect(server: Server, watching: Watching, name: str) -> Http1Source | Http
 def test_a_session_made_by_one_is_opened_by_any(narrow: Server, watching: Watching, topic: str) -> None:
     """And goes on behind what another one delivered."""
     watching.client.put(topic)
-    with alone(narrow, "gateway-2"), narrow.client() as client:
-        session = create(client, topic)
+    session = made_by(narrow, "gateway-2", topic)
     seq = 0
     for name in (*GATEWAYS, *reversed(GATEWAYS)):
         seq += 1
@@ -173,6 +172,58 @@ def test_a_session_outlives_one_of_several_gateways(narrow: Server, watching: Wa
 
     second = eventually(again, what="a stream")
     assert second.events(2) == [("record", topic, [3]), ("caught-up", topic, 3)]
+
+
+def test_a_session_outlives_its_home_whoever_is_late(narrow: Server, watching: Watching, topic: str) -> None:
+    """The gateway that served a session comes to the new home only after another one was asked for it. Until then it
+    may be unavailable, but neither unknown nor back where it was when it was made."""
+    watching.client.append(topic, *range(5))
+    sockets = narrow.sockets_of("gateway-1")
+    sessions = [made_by(narrow, name, topic) for name in ("gateway-0", "gateway-1")]
+    last_ids = []
+    for session in sessions:
+        stream = watching.open(session, on=connect(narrow, watching, "gateway-1")).wait_caught_up(topic)
+        stream.close()
+        last_ids.append(stream.last_id)
+    eventually(lambda: narrow.sockets_of("gateway-1") <= sockets)
+    sources = [connect(narrow, watching, "gateway-0") for _ in sessions]
+    late = narrow.signal_child("gateway-1", signal.SIGSTOP)
+    killed = narrow.signal_child("shard-0")
+    opened: list[EventStream | None] = [None for _ in sessions]
+
+    def open_all() -> bool:
+        for at, session in enumerate(sessions):
+            if opened[at] is None:
+                stream = watching.attempt(session, last_ids[at], on=sources[at])
+                if stream.status == 200:
+                    opened[at] = stream
+                else:
+                    assert stream.answer().refusal == (503, "shard_unavailable")
+        return all(opened)
+
+    try:
+        eventually(
+            lambda: (
+                {line.name: (line.pid != killed, line.state) for line in narrow.ps().processes}["shard-0"]
+                == (True, "ready")
+            )
+        )
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until and not open_all():
+            time.sleep(0.01)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    eventually(open_all, what="the streams")
+    watching.client.append(topic, "after")
+    for stream in opened:
+        assert stream is not None
+        assert stream.wait_records(topic, 1) == ["after"]  # nothing of what came before
+
+
+def made_by(server: Server, name: str, topic: str) -> Answer:
+    """A session that this gateway has made."""
+    with alone(server, name), server.client() as client:
+        return create(client, topic)
 
 
 # --- the limit of streams ----------------------------------------------------------------------------
