@@ -268,18 +268,20 @@ def test_those_that_never_read_again_are_given_up(story: Story, lane: str) -> No
     assert lane not in story.left
 
 
-def test_a_client_that_reads_in_time_is_let_be(impatient: Server, lane: Any) -> None:
+def test_clients_that_read_in_time_are_let_be(impatient: Server) -> None:
     """Again and again behind, but never for as long as the patience lasts; in all for longer than it."""
     topic = unique("breather")
-    with impatient.client() as client, Watching(impatient, lane) as watching:
+    with impatient.client() as client, Watching(impatient, "http1") as one, Watching(impatient, "http2") as two:
         client.put(topic)
-        stream = stalled(watching, topic)
+        streams = [stalled(one, topic), stalled(two, topic)]
         started = time.monotonic()
         written = 0
         while time.monotonic() < started + PATIENCE_MS / 1_000 * 1.5:
             write(client, topic, first=written, count=200, batch=50)
             written += 200
             time.sleep(0.3)
-            stream.wait_records(topic, written)
-        assert [number_of(record) for record in stream.records(topic)] == list(range(written))
-        assert stream.of("error") == []
+            for stream in streams:
+                stream.wait_records(topic, written)
+        for stream in streams:
+            assert [number_of(record) for record in stream.records(topic)] == list(range(written))
+            assert stream.of("error") == []
