@@ -36,6 +36,7 @@ SESSION_TTL_MS = 300_000
 STREAM_BACKLOG_BYTES = 256 * KIB  # frames a client has not taken; beyond that it lags and reads on from the log later
 SLOW_CONSUMER_TIMEOUT_MS = 30_000
 SLOW_CLOSE_MS = 5_000  # how long the final error frame may take to get out
+RESTORE_WAIT_MS = 2_000  # how long the sessions' home waits to hear from every gateway after it died
 WATCH_READS = 4  # topics that one watcher catches up with at the same time
 WS_PING_MS = 30_000  # a silent WebSocket is pinged ...
 WS_SILENCE_MS = 90_000  # ... and one that stays silent is closed

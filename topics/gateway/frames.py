@@ -7,7 +7,7 @@ and where they stand between tokens the data is sent in several lines, which the
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -106,7 +106,7 @@ def composite(positions: Iterable[tuple[bytes, int]]) -> bytes:
 
 def parse_composite(text: str, *, field: str) -> dict[str, int]:
     try:
-        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        raw = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
         positions = _positions_decoder.decode(raw)
     except (ValueError, msgspec.MsgspecError):
         raise invalid(f"{field} is not an id that this server gave out", field=field) from None

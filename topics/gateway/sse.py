@@ -56,7 +56,7 @@ class SseStream:
         self._shards = shards
         self._positions = _resolve(self._definition.topics, opened.cursors, last_id, trust_id=opened.stale)
         self._ids = opened.topic_ids
-        self._moved = False  # something was written since the cursors were last saved
+        self._moved = self._positions != opened.cursors  # or something was written, since the cursors were saved
         self._heartbeat_ns = self._definition.heartbeat_ms * 1_000_000
         self.due_ns = 0
         self._spoke_ns = 0

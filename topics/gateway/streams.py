@@ -131,6 +131,8 @@ class Streams:
             self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, restored))
         for stream in self._open.values():
             self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, stream.restored()))
+        the_end = messages.RestoreSession(None, 0, 0, b"", [], [], 0)
+        self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, the_end))
 
     # --- time ---
 

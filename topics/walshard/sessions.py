@@ -9,7 +9,8 @@ every session, a gateway's death loses none, and the limits are exact whatever g
                                +- its gateway died: idle, and stale: its cursors may lie behind what was delivered
 
 The TTL is looked at when a session is made or opened. A crash of this process loses the table; gateways remember
-what they serve and have served, and restore it (the later epoch wins: every open begins one).
+what they serve and have served, and restore it (the later epoch wins: every open begins one). Until all of them have
+done so a session that is not known may still come, and who asks for it is asked to wait.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, throttled_by
@@ -63,6 +65,8 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest idle first
         self._unsorted = False
+        self._started_ms = now_ms()
+        self._restored: list[Gateway] = []  # have told us what they know
         self._streams: dict[int, tuple[Gateway, _Session | None]] = {}
         # Streams keep their numbers when this process dies, so the next one must not give them out again.
         self._next_stream = time.monotonic_ns()
@@ -99,6 +103,8 @@ class Sessions:
         session = None
         if request.wid is not None:
             session = self._sessions.get(request.wid)
+            if session is None and self._may_come():
+                raise ApiError("not_ready", "sessions are being restored after a restart", retry_after_s=1)
             if session is None:
                 raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
         most = self._settings.max_sse_connections
@@ -128,9 +134,17 @@ class Sessions:
                 session.stale = session.begun_stale  # it never got to its client
             self._released(session)
 
+    def _may_come(self) -> bool:
+        """Whether a gateway has still to say what it knows; one that is away has nothing to say."""
+        late = len(self._restored) < self._settings.gateways
+        return late and self._now_ms() - self._started_ms < limits.RESTORE_WAIT_MS
+
     def _restore(self, request: messages.RestoreSession, gateway: Gateway, correlation: int) -> None:
-        """Nothing is refused: these were admitted before."""
+        """Nothing is refused: these were admitted before. Without a session and a stream it is the end of the list."""
         session = None
+        if request.wid is None and not request.stream:
+            self._restored.append(gateway)
+            return
         if request.wid is not None:
             session = self._sessions.get(request.wid)
             if session is not None and (session.epoch > request.epoch or session.stream):
@@ -139,6 +153,7 @@ class Sessions:
                     gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
                 return
             session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=request.epoch)
+            session.stale = True  # somebody else may know better, and is only slower to say so
             self._sessions[session.wid] = session
             self._idle.pop(session.wid, None)
             if request.stream:
@@ -149,6 +164,7 @@ class Sessions:
             self._streams[request.stream] = (gateway, session)
 
     def gateway_gone(self, gateway: Gateway) -> None:
+        self._restored = [known for known in self._restored if known is not gateway]
         for session in self._sessions.values():
             session.waiting = [waiter for waiter in session.waiting if waiter[0] is not gateway]
         for stream, (owner, served) in list(self._streams.items()):
