@@ -374,7 +374,7 @@ def test_a_reader_that_pauses(start_server: Start, command: StartCommand) -> Non
             found += seqs(list(lines))
     assert found == list(range(1, 20_001))
     assert tail.wait() == 0
-    assert "reads more slowly" in tail.stderr()
+    assert "trying again" in tail.stderr()  # the server's reason may or may not get through
     assert "connected again" in tail.stderr()
 
 
