@@ -104,7 +104,7 @@ class Sessions:
         if request.wid is not None:
             session = self._sessions.get(request.wid)
             if session is None and self._may_come():
-                raise ApiError("not_ready", "sessions are being restored after a restart", retry_after_s=1)
+                raise ApiError("shard_unavailable", "sessions are being restored after a restart", retry_after_s=1)
             if session is None:
                 raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
         most = self._settings.max_sse_connections
