@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from .client import LANES, Client, unique
-from .server import Server
+from .server import Server, eventually
 from .sse import EventStream, Frame, Http1Source, Http2Source, Watching
 
 pytestmark = pytest.mark.e2e
@@ -152,6 +152,27 @@ def test_the_backlog_of_a_client_is_bounded(server: Server, watching: Watching, 
     for topic in topics:
         write(api1, topic, count=600, batch=50)
     assert _rss_bytes(server) - before < 24_000_000  # of 48 MB
+
+
+@pytest.mark.parametrize("how", ["closed", "vanished"])
+def test_a_client_may_go_while_it_is_behind(
+    server: Server, watching: Watching, api1: Client, topic: str, how: str
+) -> None:
+    api1.put(topic)
+    watching.client.get("/v0/health")
+    sockets, logged = server.sockets_of("gateway-0"), len(server.output())
+    leave = EventStream.close if how == "closed" else EventStream.reset
+    for _ in range(5):
+        stream = stalled(watching, topic)
+        write(api1, topic, count=200, batch=50)
+        leave(stream)
+        write(api1, topic, count=10, batch=1)
+    for frames in range(10):  # and while the server sends as fast as it can
+        stream = watching.follow(topic, limit=10)
+        stream.events(1 + frames)
+        leave(stream)
+    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=8, what="the connections' end")
+    assert "Traceback" not in server.output()[logged:]
 
 
 def _rss_bytes(server: Server) -> int:

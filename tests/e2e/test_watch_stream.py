@@ -710,6 +710,20 @@ def test_a_recreated_topic_is_read_from_its_start(watching: Watching, api: Clien
     assert again.events(1) == [("caught-up", topic, fresh + 1)]  # it is known by now
 
 
+def test_a_topic_recreated_before_the_first_stream(watching: Watching, api: Client, topic: str) -> None:
+    """The session is about the topic that was there when it was made."""
+    api.append(topic, 1, 2, 3)
+    session = watching.create({topic: {"from_seq": 2}})
+    api.drop(topic)
+    api.append(topic, *"abcd")
+    stream = watching.open(session)
+    assert stream.events(3) == [
+        ("tombstone", topic, "recreated", 1, 4),
+        ("record", topic, [1, 2, 3, 4]),
+        ("caught-up", topic, 4),
+    ]
+
+
 def test_after_topic_deleted_a_reconnect_finds_the_new_one(watching: Watching, api: Client, topic: str) -> None:
     api.append(topic, 1, 2)
     session = watching.create(topic)
