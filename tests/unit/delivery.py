@@ -291,6 +291,7 @@ class House:
         ring_bytes: int = RING_BYTES,
         **settings: Any,
     ) -> None:
+        settings["gateways"] = gateways
         self.settings = Settings(**settings)
         self.ring_bytes = ring_bytes
         self.now_ns = 1_000 * SECOND

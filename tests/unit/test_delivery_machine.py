@@ -153,6 +153,7 @@ class Machine:
         for shard in self.house.shards:
             self.truth.look(shard)
         self.down: set[int] = set()
+        self.home_is_young = False  # it has come back, and gateways may not have told it all they know
         self.numbers = 0
         self.sessions: list[Session] = []
         self.ending: list[SseClient] = []  # taken over: they must end
@@ -322,6 +323,7 @@ class Machine:
         for _ in range(5_000):
             awake = [process for process in everyone if process.has_work()]
             if not awake:
+                self.home_is_young = False
                 return
             for process in awake:
                 process.round()
@@ -348,21 +350,27 @@ class Machine:
                     session.may_be_lost = True
         self.house.shard_dies(shard)
 
-    def shards_return(self) -> None:
+    def shards_return(self, restored: bool = True) -> None:
+        """What gateways remember comes before what their clients ask for, or behind it."""
         for number in sorted(self.down):
             self.down.discard(number)
             self.house.shards[number].shard.open()
             self.truth.look(self.house.shards[number])
             for gateway in self.house.gateways:
                 self.house.connect(gateway, number)
-            self.house.shards[number].round()  # what gateways remember comes before what their clients ask for
+            if restored:
+                self.house.shards[number].round()
+            elif number == 0:
+                self.home_is_young = True
+                for session in self.sessions:
+                    session.uncertain = True
 
     def gateway_dies(self, number: int) -> None:
         self.clients_read()
         for session in self.sessions:
             if number in (session.gateway, session.opening_at):
                 session.uncertain = True
-                session.may_be_lost |= 0 in self.down
+                session.may_be_lost |= 0 in self.down or self.home_is_young
             if session.client is not None and session.gateway == number:
                 session.client = None
             if session.opening is not None and session.opening_at == number:
@@ -676,7 +684,7 @@ STEPS: dict[str, tuple[int, dict[str, list[Any]]]] = {
     "time_passes": (3, {"seconds": [1, 1, 3, 25]}),
     "everything_is_delivered": (1, {}),
     "shard_dies": (1, {"shard": list(range(SHARDS))}),
-    "shards_return": (4, {}),
+    "shards_return": (4, {"restored": [True, True, False]}),
     "gateway_dies": (1, {"number": [0, 1]}),
 }
 DEATHS = {"shard_dies", "gateway_dies"}
