@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -369,7 +370,7 @@ def test_a_reader_that_pauses(start_server: Start, command: StartCommand) -> Non
         os.close(theirs)
         with os.fdopen(ours) as lines:
             found = seqs([next(lines)])
-            assert server.sockets_of("gateway-0") == without + 1
+            eventually(lambda: server.sockets_of("gateway-0") == without + 1, what="its connection alone")
             eventually(lambda: server.sockets_of("gateway-0") == without, what="the end of patience")
             found += seqs(list(lines))
     assert found == list(range(1, 20_001))
@@ -451,6 +452,24 @@ def test_no_server() -> None:
     for words in ("http://127.0.0.1:1", "connection refused", "topics serve", "--url"):
         assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_server_of_something_else() -> None:
+    """Neither a hang nor a retry: it will never be ours."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"220 mail ready\r\n")
+                connection.recv(65_536)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        done = run_topics("tail", "jobs", TOPICS_URL=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+    assert done.returncode == 1
+    assert "does not speak HTTP" in done.stderr
 
 
 def test_some_other_server() -> None:

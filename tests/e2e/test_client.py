@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from topics.client import (
     TopicDeleted,
     Unreachable,
     connect,
+    subscription,
 )
 
 from .client import Client as RawClient
@@ -232,6 +234,33 @@ def test_a_subscription_survives_a_gateway(start_server: Start) -> None:
     assert run(server.url, use, notice=notices.append) == list(range(200))
     assert any("trying again" in text for text in notices)
     assert "connected again" in notices
+
+
+def test_a_server_that_falls_silent_is_found_out(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is closed and nothing is said: only asking helps."""
+    for name in ("PING_AFTER_S", "LOST_AFTER_S", "CONNECT_TIMEOUT_S"):
+        monkeypatch.setattr(subscription, name, 0.3)
+    server = start_server(TOPICS_HEARTBEAT_MS=60_000)  # nobody minds that the gateway stands still
+    with server.client() as raw:
+        raw.append("jobs", 1)
+    notices: list[str] = []
+
+    async def use(client: Client) -> list[Any]:
+        async with client.subscribe({"jobs": 0}) as events:
+            found = await until(events, lambda found: bool(values(found)))
+            with trio.move_on_after(1.0):  # it answers when asked: silence alone is no reason
+                await until(events, lambda found: bool(values(found)))
+            assert notices == []
+            server.signal_child("gateway-0", signal.SIGSTOP)
+            with trio.move_on_after(3.0):
+                await until(events, lambda found: bool(values(found)))
+            assert "has not answered" in notices[0]
+            server.signal_child("gateway-0", signal.SIGCONT)
+            await client.publish("jobs", [2])
+            return values(found + await until(events, lambda found: bool(values(found))))
+
+    assert run(server.url, use, notice=notices.append) == [1, 2]
+    assert notices[-1] == "connected again"
 
 
 def test_losses_are_told(server: Server, api1: RawClient, topic: str) -> None:

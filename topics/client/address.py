@@ -14,6 +14,7 @@ from topics.client.failures import BadUrl, Unreachable
 from topics.settings import Settings
 
 CONNECT_TIMEOUT_S = 10.0
+SocketStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 DEFAULT_URL = f"http://{Settings().host}:{Settings().port}"
 
 
@@ -32,7 +33,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
-    async def open_stream(self) -> trio.abc.Stream:
+    async def open_stream(self) -> SocketStream:
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 if self.tls:
@@ -43,7 +44,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         except trio.TooSlowError:
             raise Unreachable(f"no connection to {self} within {CONNECT_TIMEOUT_S:.0f} s") from None
         except (OSError, ssl.SSLError, trio.BrokenResourceError) as error:
-            raise Unreachable(f"no connection to {self}: {words_of(error)}") from None
+            raise Unreachable(f"no connection to {self}: {_words(error)}") from None
 
 
 def parse_url(url: str) -> Address:
@@ -66,7 +67,7 @@ def parse_url(url: str) -> Address:
     return Address(host=parts.hostname, port=port, tls=tls, prefix=parts.path.rstrip("/"))
 
 
-def words_of(error: BaseException) -> str:
+def _words(error: BaseException) -> str:
     """The reason beneath "all attempts failed"."""
     while isinstance(error, BaseExceptionGroup) or error.__cause__ is not None:
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error

@@ -24,16 +24,15 @@ from trio_websocket import (
     CloseReason,
     ConnectionClosed,
     ConnectionRejected,
-    HandshakeError,
     WebSocketConnection,
-    open_websocket,
+    wrap_client_stream,
 )
 
-from topics.client.address import CONNECT_TIMEOUT_S, Address, words_of
+from topics.client.address import CONNECT_TIMEOUT_S, Address, SocketStream
 from topics.client.backoff import Backoff
 from topics.client.events import Event, Position, Refused, Subscribed, read_frame
 from topics.client.failures import ClientError, ConnectionLost, NotTopics, Unreachable, at_least_s, is_passing
-from topics.client.http import refusal
+from topics.client.http import HttpConnection, refusal
 from topics.client.positions import Positions
 from topics.errors import ApiError
 
@@ -85,6 +84,7 @@ async def open_subscription(
     options: Mapping[str, Any],
     notice: Callable[[str], None],
 ) -> AsyncIterator[Subscription]:
+    await _greet(address)
     send, receive = trio.open_memory_channel[Event](0)
     feed = Feed(address, Positions(starts), options=options, notice=notice)
     with _sole_exception():
@@ -97,6 +97,19 @@ async def open_subscription(
                 yield Subscription(receive, feed)
             finally:
                 nursery.cancel_scope.cancel()
+
+
+async def _greet(address: Address) -> None:
+    """Somebody is there and speaks HTTP: what else it may be is found out sooner and said better so than by a WebSocket
+    handshake that gets stuck.
+    """
+    http = HttpConnection(address)
+    try:
+        await http.ask("GET", "/v0/health")
+    except (ApiError, ConnectionLost):
+        pass  # a server that has its troubles; they will pass, or be told again
+    finally:
+        await http.aclose()
 
 
 @contextmanager
@@ -139,8 +152,6 @@ class Feed:
             async with events:
                 while self.failure is None and (self.positions or not self.begun.is_set()):
                     await self._once(events)
-        except trio.BrokenResourceError:
-            pass  # the reader has gone
         finally:
             self.begun.set()
 
@@ -160,32 +171,60 @@ class Feed:
             await trio.sleep(self._backoff.next_s(at_least_s=at_least_s(failure)))
 
     async def _follow(self, events: trio.MemorySendChannel[Event]) -> None:
-        with self._failures_in_our_words():
-            async with open_websocket(
-                self._address.host,
-                self._address.port,
+        stream = await self._address.open_stream()
+        failure: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                socket = await self._shake_hands(nursery, stream)
+                if socket is None:
+                    failure = ConnectionLost(f"{self._address} did not complete the WebSocket handshake")
+                else:
+                    failure = await self._converse(socket, events)
+                    with trio.move_on_after(CLOSE_TIMEOUT_S):
+                        await socket.aclose()
+                nursery.cancel_scope.cancel()
+        except* ConnectionRejected as group:
+            failure = self._refusal(group)
+        finally:
+            await trio.aclose_forcefully(stream)
+        if failure is not None:
+            raise failure
+
+    async def _shake_hands(self, nursery: trio.Nursery, stream: SocketStream) -> WebSocketConnection | None:
+        """Not open_websocket(): when its time is up it still waits for the server."""
+        with trio.move_on_after(CONNECT_TIMEOUT_S):
+            return await wrap_client_stream(
+                nursery,
+                stream,
+                self._address.authority,
                 f"{self._address.prefix}/v0/ws",
-                use_ssl=self._address.tls,
                 max_message_size=MAX_MESSAGE_CHARS,
                 receive_buffer_size=_RECEIVE_BYTES,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                disconnect_timeout=CLOSE_TIMEOUT_S,
-            ) as socket:
-                await socket.send_message(json.dumps(self.positions.command(_REQUEST_ID, self._options)))
-                said = ""
-                while self.positions:
-                    try:
-                        frame = self._read(await self._next_message(socket))
-                    except ConnectionClosed as closed:
-                        raise ConnectionLost(self._closed_words(closed.reason, said)) from None
-                    if isinstance(frame, Subscribed):
-                        await self._subscribed(frame, events)
-                    elif isinstance(frame, Refused):
-                        if frame.request_id == _REQUEST_ID:
-                            raise ApiError(frame.code, frame.message, frame.detail)
-                        said = frame.message  # probably the reason for the close that follows
-                    elif frame is not None:
-                        await self._deliver(frame, events)
+            )
+        return None
+
+    async def _converse(self, socket: WebSocketConnection, events: trio.MemorySendChannel[Event]) -> Exception | None:
+        """Returns what ended it: raised, it would arrive in a group."""
+        said = ""
+        try:
+            await socket.send_message(json.dumps(self.positions.command(_REQUEST_ID, self._options)))
+            while self.positions:
+                frame = read_frame(await self._next_message(socket))
+                if isinstance(frame, Subscribed):
+                    await self._subscribed(frame, events)
+                elif isinstance(frame, Refused):
+                    if frame.request_id == _REQUEST_ID:
+                        return ApiError(frame.code, frame.message, frame.detail)
+                    said = frame.message  # probably the reason for the close that follows
+                elif frame is not None:
+                    await self._deliver(frame, events)
+        except ConnectionClosed as closed:
+            return ConnectionLost(self._closed_words(closed.reason, said))
+        except ConnectionLost as lost:
+            return lost
+        except msgspec.DecodeError as error:
+            return NotTopics(f"{self._address} sends messages that can't be understood: {error}")
+        return None
 
     async def _subscribed(self, frame: Subscribed, events: trio.MemorySendChannel[Event]) -> None:
         gone = self.positions.subscribed(frame.topics)
@@ -210,30 +249,16 @@ class Feed:
             return await socket.get_message()
         raise ConnectionLost(f"{self._address} has not answered for {PING_AFTER_S + LOST_AFTER_S:.0f} s")
 
-    def _read(self, message: str | bytes) -> Event | Subscribed | Refused | None:
-        try:
-            return read_frame(message)
-        except msgspec.DecodeError as error:
-            raise NotTopics(f"{self._address} sends messages that can't be understood: {error}") from None
-
     def _closed_words(self, reason: CloseReason | None, said: str) -> str:
         code = 1006 if reason is None else reason.code
         if words := said or _CLOSED.get(code):
             return f"{self._address} closed the connection: {words}"
         return f"the connection to {self._address} was lost" + ("" if code == 1006 else f" ({code})")
 
-    @contextmanager
-    def _failures_in_our_words(self) -> Iterator[None]:
-        try:
-            yield
-        except ConnectionRejected as rejected:
-            headers = {name.lower(): value for name, value in rejected.headers}
-            body = bytes(rejected.body or b"")
-            who = str(self._address)
-            raise refusal(rejected.status_code, body, headers.get(b"retry-after", b""), who=who) from None
-        except ConnectionClosed:
-            raise ConnectionLost(f"the connection to {self._address} was lost") from None
-        except HandshakeError as error:
-            if isinstance(error.__cause__, OSError):
-                raise Unreachable(f"no connection to {self._address}: {words_of(error)}") from None
-            raise ConnectionLost(f"{self._address} did not complete the WebSocket handshake") from None
+    def _refusal(self, group: ExceptionGroup[ConnectionRejected]) -> Exception:
+        rejected = group.exceptions[0]
+        if not isinstance(rejected, ConnectionRejected):
+            return group
+        headers = {name.lower(): value for name, value in rejected.headers}
+        retry_after = headers.get(b"retry-after", b"")
+        return refusal(rejected.status_code, bytes(rejected.body or b""), retry_after, who=str(self._address))
