@@ -17,11 +17,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
 
 from topics import limits
 from topics.errors import ApiError, invalid
@@ -29,7 +25,8 @@ from topics.gateway.answers import CONTINUE, Answers
 from topics.gateway.bodies import decode_plain
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
-from topics.gateway.exchange import Request, Response, error_response
+from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
+from topics.gateway.exchange import Request, error_response
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Head, Heads, gunzip
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
@@ -40,121 +37,10 @@ H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _RECEIVE_BYTES = 256 * limits.KIB
 _BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that and we stop reading from it
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
-_IN = select.EPOLLIN | select.EPOLLRDHUP
-_EMPTY = b""
-_NONE: list[Any] = []  # never written to
 _SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
 _DISCARD_MS = 2_000
-
-
-class Exchange(msgspec.Struct, gc=False, eq=False):
-    """One request of one connection, waiting for its answer's turn."""
-
-    connection: Any  # a Connection
-    keep_alive: bool
-    gzipped: bool
-    bodiless: bool
-    answer: bytes | None = None
-
-    def finish(self, value: Response) -> None:
-        connection = self.connection
-        if connection.closed:
-            if value.stream is not None:
-                value.stream.discard()
-            return
-        lane = connection.lane
-        keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
-        if value.stream is not None:
-            connection.starting = value.stream
-            self.keep_alive = True
-            self.answer = lane.answers.encode_stream(value)
-        else:
-            self.answer = lane.answers.encode(
-                value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless
-            )
-        connection.held = False
-        lane.dirty.add(connection)
-
-
-class Connection:
-    """A client's connection; for a stream it is the Outlet."""
-
-    __slots__ = (
-        "buffer",
-        "chunks",
-        "closed",
-        "closing",
-        "discarding",
-        "exchanges",
-        "fd",
-        "frames",
-        "head",
-        "held",
-        "interest",
-        "lane",
-        "large",
-        "out",
-        "owes_continue",
-        "paused",
-        "progress_ns",
-        "sent",
-        "sock",
-        "starting",
-        "stream",
-        "written",
-    )
-
-    def __init__(self, lane: HotLane, sock: socket.socket) -> None:
-        self.lane = lane
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.buffer: bytes | bytearray = _EMPTY  # received, not yet understood
-        self.head: Head | None = None  # of the request whose body is arriving
-        self.chunks: ChunkDecoder | None = None
-        self.large: bytearray | None = None  # a large body, so far
-        self.exchanges: deque[Exchange | PlainAppend] = deque()
-        self.out: bytes | memoryview = _EMPTY
-        self.interest = _IN
-        self.closing = False  # no more requests: close when the last answer is out
-        self.owes_continue = False
-        self.discarding = False  # all is said; what the client still sends is read and dropped
-        self.closed = False
-        self.progress_ns = time.monotonic_ns()
-        self.held = False  # a request that may become a stream is out: what follows it waits
-        self.starting: Stream | None = None  # begins when its response's turn has come
-        self.stream: Stream | None = None
-        self.frames: list[bytes | memoryview] = _NONE  # of the stream, to be sent in this round
-        self.written = 0  # bytes of the stream given to us ...
-        self.sent = 0  # ... and taken by the socket
-        self.paused = False
-
-    # --- what a stream may do ---
-
-    def write(self, data: bytes) -> None:
-        if not self.closed:
-            self.frames.append(data)
-            self.written += len(data)
-            self.lane.dirty.add(self)
-
-    def finish(self) -> None:
-        """Close when everything is out; the sweep does not wait for long."""
-        if not self.closed:
-            self.closing = True
-            self.progress_ns = time.monotonic_ns()
-            self.lane.dirty.add(self)
-
-    def abort(self) -> None:
-        self.lane.close(self)
-
-    def pause(self) -> None:
-        self.paused = True
-        self.lane.listen(self)
-
-    def resume(self) -> None:
-        self.paused = False
-        self.lane.listen(self)
 
 
 class HotLane:
@@ -311,12 +197,12 @@ class HotLane:
             connection.stream.received_end()
             return
         connection.closing = True
-        connection.buffer = _EMPTY
+        connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
         if not connection.exchanges and not connection.out:
             self.close(connection)
             return
-        self._set_interest(connection, connection.interest & ~_IN)
+        self._set_interest(connection, connection.interest & ~INPUT)
 
     def _understand(self, connection: Connection, data: bytes | bytearray) -> None:
         """Take every complete request out of `data`; keep the rest."""
@@ -326,7 +212,7 @@ class HotLane:
             head = connection.head
             if head is None:
                 if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
-                    self._set_interest(connection, connection.interest & ~_IN)
+                    self._set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
                 while data[at : at + 2] == b"\r\n":
                     at += 2  # empty lines before a request line mean nothing
@@ -349,7 +235,7 @@ class HotLane:
                 at = end
                 length = head.body_length
                 if length == 0:
-                    self._request(connection, head, _EMPTY)
+                    self._request(connection, head, EMPTY)
                     continue
                 if 0 < length <= size - at:
                     self._request(connection, head, data[at : at + length])
@@ -381,7 +267,7 @@ class HotLane:
                 self._request(connection, head, data[at : at + head.body_length])
                 at += head.body_length
         if connection.closing:
-            connection.buffer = _EMPTY
+            connection.buffer = EMPTY
         elif at == 0 and isinstance(data, bytearray):
             connection.buffer = data
         else:
@@ -459,7 +345,7 @@ class HotLane:
                 request.headers = head.headers
                 outcome = route.handler(request)
                 connection.held = True
-                self._set_interest(connection, connection.interest & ~_IN)
+                self._set_interest(connection, connection.interest & ~INPUT)
                 self._calls.submit(outcome, exchange)
                 return
             self._calls.submit(route.handler(request), exchange)
@@ -500,12 +386,12 @@ class HotLane:
     def _refuse(self, connection: Connection, error: ApiError) -> None:
         """Answer and close: after this nothing the client sent is looked at."""
         connection.closing = True
-        connection.buffer = _EMPTY
+        connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
         exchange = Exchange(connection, False, False, False)
         connection.exchanges.append(exchange)
         exchange.finish(error_response(error, close=True))
-        self._set_interest(connection, connection.interest & ~_IN)
+        self._set_interest(connection, connection.interest & ~INPUT)
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -548,13 +434,13 @@ class HotLane:
                 sent = 0
             if sent:
                 connection.progress_ns = time.monotonic_ns()
-            connection.out = _EMPTY if sent == len(data) else memoryview(data)[sent:]
+            connection.out = EMPTY if sent == len(data) else memoryview(data)[sent:]
         if connection.out:
             self._set_interest(connection, connection.interest | select.EPOLLOUT)
         elif connection.closing and not exchanges:
             self._finish(connection)
-        elif connection.interest != _IN and not connection.closing:
-            self._set_interest(connection, _IN)
+        elif connection.interest != INPUT and not connection.closing:
+            self._set_interest(connection, INPUT)
             if connection.buffer:
                 self._understand(connection, connection.buffer)
 
@@ -564,18 +450,18 @@ class HotLane:
         assert stream is not None
         connection.starting = None
         connection.closing = False  # a client that would have closed after its answer waits for this one's end
-        connection.out = _EMPTY
+        connection.out = EMPTY
         connection.frames = parts
         connection.written = sum(map(len, parts))
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)
-        received, connection.buffer = bytes(connection.buffer), _EMPTY
+        received, connection.buffer = bytes(connection.buffer), EMPTY
         stream.start(connection, received)
         self.listen(connection)
         self._send_frames(connection, stream)
 
     def listen(self, connection: Connection) -> None:
         """Ask epoll for what a stream's connection waits for."""
-        interest = (0 if connection.paused else _IN) | (select.EPOLLOUT if connection.out else 0)
+        interest = (0 if connection.paused else INPUT) | (select.EPOLLOUT if connection.out else 0)
         self._set_interest(connection, interest)
 
     def _send_frames(self, connection: Connection, stream: Stream) -> None:
@@ -595,7 +481,7 @@ class HotLane:
             connection.sent += sent
             if sent == len(data):
                 if connection.out:
-                    connection.out = _EMPTY
+                    connection.out = EMPTY
                     self.listen(connection)
                 stream.drained()
             else:
@@ -606,7 +492,7 @@ class HotLane:
                 elif sent:
                     stream.drained()
             if sent:
-                connection.progress_ns = self.deadline_ms * 1_000_000
+                connection.progress_ns = time.monotonic_ns()
         if connection.closing and not connection.out and not frames:
             self._finish(connection)
 
@@ -618,7 +504,7 @@ class HotLane:
         connection.sock.shutdown(socket.SHUT_WR)
         connection.discarding = True
         connection.progress_ns = time.monotonic_ns()
-        self._set_interest(connection, _IN)
+        self._set_interest(connection, INPUT)
 
     def _discard(self, connection: Connection) -> None:
         for _ in range(16):

@@ -1,0 +1,129 @@
+"""A client's connection in the hot lane: what has come, what is asked, what goes out. The lane does the work."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from topics.gateway.chunks import ChunkDecoder
+from topics.gateway.exchange import Response
+from topics.gateway.head import Head
+from topics.gateway.plain import PlainAppend
+from topics.gateway.streams import Stream
+
+INPUT = select.EPOLLIN | select.EPOLLRDHUP
+EMPTY = b""
+_NONE: list[Any] = []  # never written to
+
+
+class Exchange(msgspec.Struct, gc=False, eq=False):
+    """One request of one connection, waiting for its answer's turn."""
+
+    connection: Any  # a Connection
+    keep_alive: bool
+    gzipped: bool
+    bodiless: bool
+    answer: bytes | None = None
+
+    def finish(self, value: Response) -> None:
+        connection = self.connection
+        if connection.closed:
+            if value.stream is not None:
+                value.stream.discard()
+            return
+        lane = connection.lane
+        keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
+        if value.stream is not None:
+            connection.starting = value.stream
+            self.keep_alive = True
+            self.answer = lane.answers.encode_stream(value)
+        else:
+            self.answer = lane.answers.encode(
+                value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless
+            )
+        connection.held = False
+        lane.dirty.add(connection)
+
+
+class Connection:
+    """A client's connection; for a stream it is the Outlet."""
+
+    __slots__ = (
+        "buffer",
+        "chunks",
+        "closed",
+        "closing",
+        "discarding",
+        "exchanges",
+        "fd",
+        "frames",
+        "head",
+        "held",
+        "interest",
+        "lane",
+        "large",
+        "out",
+        "owes_continue",
+        "paused",
+        "progress_ns",
+        "sent",
+        "sock",
+        "starting",
+        "stream",
+        "written",
+    )
+
+    def __init__(self, lane: Any, sock: socket.socket) -> None:
+        self.lane = lane
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.buffer: bytes | bytearray = EMPTY  # received, not yet understood
+        self.head: Head | None = None  # of the request whose body is arriving
+        self.chunks: ChunkDecoder | None = None
+        self.large: bytearray | None = None  # a large body, so far
+        self.exchanges: deque[Exchange | PlainAppend] = deque()
+        self.out: bytes | memoryview = EMPTY
+        self.interest = INPUT
+        self.closing = False  # no more requests: close when the last answer is out
+        self.owes_continue = False
+        self.discarding = False  # all is said; what the client still sends is read and dropped
+        self.closed = False
+        self.progress_ns = time.monotonic_ns()
+        self.held = False  # a request that may become a stream is out: what follows it waits
+        self.starting: Stream | None = None  # begins when its response's turn has come
+        self.stream: Stream | None = None
+        self.frames: list[bytes | memoryview] = _NONE  # of the stream, to be sent in this round
+        self.written = 0  # bytes of the stream given to us ...
+        self.sent = 0  # ... and taken by the socket
+        self.paused = False
+
+    # --- what a stream may do ---
+
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            self.frames.append(data)
+            self.written += len(data)
+            self.lane.dirty.add(self)
+
+    def finish(self) -> None:
+        """Close when everything is out; the sweep does not wait for long."""
+        if not self.closed:
+            self.closing = True
+            self.progress_ns = time.monotonic_ns()
+            self.lane.dirty.add(self)
+
+    def abort(self) -> None:
+        self.lane.close(self)
+
+    def pause(self) -> None:
+        self.paused = True
+        self.lane.listen(self)
+
+    def resume(self) -> None:
+        self.paused = False
+        self.lane.listen(self)
