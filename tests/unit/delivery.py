@@ -20,11 +20,12 @@ from model import Shard
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.gateway.calls import Calls
+from topics.gateway.connection import Connection
 from topics.gateway.exchange import Response
 from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
-from topics.gateway.hot import Connection, HotLane
+from topics.gateway.hot import HotLane
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
