@@ -1,36 +1,31 @@
 """The cold lane: Hypercorn and a Quart-Trio app, for what the hot lane does not speak (HTTP/2 by prior knowledge).
 
 It serves the same routes and handlers; a request costs about fifty hot ones, so data belongs into the other lane. A
-socket comes with the bytes already read, which are given to Hypercorn first.
+socket comes with the bytes already read, which are given to Hypercorn first (h2.py).
 
-TCPServer, WorkerContext and Lifespan are Hypercorn's internals: the version is pinned, and tests/e2e run the whole
-contract here.
+An SSE stream is a response of the app. A WebSocket is none of its business: the bytes of its stream go to the same
+code as those of an HTTP/1.1 connection that was upgraded.
+
+WorkerContext and Lifespan are Hypercorn's internals: the version is pinned, and tests/e2e run the whole contract here.
 """
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
-from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
-from hypercorn import protocol
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.protocol import h2
-from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, StreamBuffer
 from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from quart import Response as QuartResponse
 from quart import request as current
-from quart import websocket
 from quart_trio import QuartTrio
 
 from topics import limits
@@ -38,80 +33,48 @@ from topics.actors import messages
 from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.calls import Calls
-from topics.gateway.exchange import Request, Response, error_response
+from topics.gateway.exchange import Outcome, Request, Response, error_response
+from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.routes import Routes
+from topics.gateway.streams import Stream
 from topics.gateway.watches import Watches
 from topics.settings import Settings
 
+_LIFE = "topics.life"  # where a request finds its own in its ASGI scope
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 
 
-class _Waiting:
-    """The sink of a request whose task waits for the answer."""
+class _Life:
+    """A request, from its head until its last byte is with the socket or its client is gone."""
 
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.response: Response | None = None
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self.scope = scope
+        self.outlet: ColdOutlet | None = None  # if the answer is a stream
+        self.waits = False  # for an answer
+        self._answered = trio.Event()
+        self._response: Response | None = None
+        self._over = False
 
     def finish(self, value: Response) -> None:
-        self.response = value
-        self.done.set()
+        self.waits = False
+        self._response = value
+        self._answered.set()
+        if self._over:
+            self.end()
 
+    async def wait_answered(self) -> Response:
+        await self._answered.wait()
+        assert self._response is not None
+        return self._response
 
-_SCOPE = "topics.cancel_scope"
-
-
-def _cancellable(app: Any) -> Any:
-    """Each request in a cancel scope of its own, which it finds in its ASGI scope."""
-
-    async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        with trio.CancelScope() as cancel_scope:
-            await app({**scope, _SCOPE: cancel_scope}, receive, send)
-
-    return serve
-
-
-class _PacedBuffer(StreamBuffer):  # type: ignore[misc]
-    """Hypercorn 0.18 lets a writer go on whenever less than half a buffer was taken from it, and a client that grants
-    no window takes nothing: everything written to it piles up. What is left in the buffer is what counts."""
-
-    async def push(self, data: bytes) -> None:
-        if self._complete:
-            raise BufferCompleteError()
-        self.buffer.extend(data)
-        await self._is_empty.clear()
-        if len(self.buffer) >= BUFFER_HIGH_WATER:
-            await self._paused.clear()
-            await self._paused.wait()
-
-    async def pop(self, max_length: int) -> bytes:
-        data = bytes(self.buffer[:max_length])
-        del self.buffer[:max_length]
-        if len(self.buffer) < BUFFER_LOW_WATER:
-            await self._paused.set()
-        if not self.buffer:
-            await self._is_empty.set()
-        return data
-
-
-class _Resetting(h2.H2Protocol):  # type: ignore[misc]
-    """A stream that ends with data its client does not take is reset; otherwise it would stay open over there."""
-
-    async def _close_stream(self, stream_id: int) -> None:
-        await super()._close_stream(stream_id)
-        unsent = self.stream_buffers.get(stream_id)
-        if unsent is not None and unsent.buffer:
-            await unsent.close()
-            try:
-                self.connection.reset_stream(stream_id, error_code=ErrorCodes.CANCEL)
-                await self._flush()
-            except ProtocolError:
-                pass  # the client was quicker
-
-
-h2.StreamBuffer = _PacedBuffer
-protocol.H2Protocol = _Resetting
+    def end(self) -> None:
+        """A stream that did not get to its client, or comes when that is gone, is given back."""
+        self._over = True
+        if self.outlet is not None:
+            self.outlet.close()
+        elif self._response is not None and self._response.stream is not None:
+            self._response.stream.discard()
 
 
 class _PushedBack:
@@ -153,9 +116,7 @@ class ColdLane:
         self._config.keep_alive_max_requests = 2**62
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
-        self._config.websocket_ping_interval = limits.WS_PING_MS / 1_000
         self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
-        self._silent: dict[tuple[Any, ...], trio.CancelScope] = {}  # connections without a request so far
         self.connections = 0
         self.requests = 0
         self.outlets: set[ColdOutlet] = set()  # of open streams
@@ -171,7 +132,7 @@ class ColdLane:
             sock.close()
 
     async def run(self) -> None:
-        app = ASGIWrapper(_cancellable(self._app()))  # type: ignore[no-untyped-call]
+        app = ASGIWrapper(self._app())  # type: ignore[no-untyped-call]
         state: dict[str, Any] = {}
         lifespan = Lifespan(app, self._config, state)
         context = WorkerContext(None)
@@ -184,17 +145,14 @@ class ColdLane:
     async def _serve(
         self, app: Any, context: WorkerContext, state: dict[str, Any], sock: socket.socket, first: bytes
     ) -> None:
-        client = sock.getpeername()[:2]
         try:
-            # Hypercorn's own idle timeout starts with the first answer.
-            with trio.move_on_after(self._settings.idle_timeout_ms / 1_000) as scope:
-                self._silent[client] = scope
-                stream: Any = _PushedBack(sock, first)
-                await TCPServer(app, self._config, context, ConnectionState(state.copy()), stream)
+            stream = _PushedBack(sock, first)
+            await Server(
+                app, self._config, context, ConnectionState(state.copy()), stream, serve_tunnel=self._serve_tunnel
+            )
         except Exception as error:  # one connection's fault is its own
             self.on_fault(error)
         finally:
-            self._silent.pop(client, None)
             self.connections -= 1
             sock.close()
 
@@ -205,7 +163,7 @@ class ColdLane:
     def flush() -> None:
         """See that what was asked goes out."""
 
-    def _app(self) -> QuartTrio:
+    def _app(self) -> Any:
         app = QuartTrio("topics.gateway.cold")
         app.config["MAX_CONTENT_LENGTH"] = None  # counted in _body, which goes on reading
         app.config["BODY_TIMEOUT"] = None
@@ -214,39 +172,47 @@ class ColdLane:
         # Quart's own routing never runs: one table serves both lanes.
         @app.before_request  # type: ignore[untyped-decorator]
         async def serve() -> QuartResponse:
-            response = await self._answer()
+            life = current.scope[_LIFE]
+            response = await self._answer(life)
             if response.stream is not None:
-                return self._stream(response)
+                return self._stream(life, response.stream, response.headers)
             return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
 
-        @app.websocket("/v0/ws")  # type: ignore[untyped-decorator]
-        async def serve_socket() -> Any:
-            return await self._serve_socket()
+        async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
+                await app({**scope, _LIFE: life}, receive, send)
 
-        return app
+        return live
 
-    async def _answer(self) -> Response:
-        self.requests += 1
-        if (scope := self._silent.pop(tuple(current.scope["client"])[:2], None)) is not None:
-            scope.deadline = math.inf
+    @contextmanager
+    def _life(self, scope: trio.CancelScope) -> Iterator[_Life]:
+        life = _Life(scope)
         try:
-            waiting = _Waiting()
-            self._calls.submit(await self._outcome(), waiting)
+            yield life
+        finally:
+            if life.waits:
+                self._calls.abandon(life)
+            life.end()
+            if life.outlet is not None:
+                self.outlets.discard(life.outlet)
             self.flush()
-            try:
-                await waiting.done.wait()
-            except trio.Cancelled:
-                self._calls.abandon(waiting)
-                self.flush()
-                raise
-            assert waiting.response is not None
-            return waiting.response
+
+    async def _answer(self, life: _Life) -> Response:
+        self.requests += 1
+        try:
+            return await self._ask(life, await self._outcome())
         except ApiError as error:
             return error_response(error)
 
+    async def _ask(self, life: _Life, outcome: Outcome) -> Response:
+        life.waits = True
+        self._calls.submit(outcome, life)
+        self.flush()
+        return await life.wait_answered()
+
     async def _body(self) -> bytes:
-        """The whole body. One that is too large is read on and dropped: Hypercorn loses the connection, with all
-        its other streams, if an answer overtakes the body of its request."""
+        """The whole body. One that is too large is read on and dropped: many a client does not look for an answer
+        before it has sent everything."""
         most = self._settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
@@ -266,7 +232,7 @@ class ColdLane:
             raise head.too_large(most)
         return b"".join(parts)
 
-    async def _outcome(self) -> Any:
+    async def _outcome(self) -> Outcome:
         body = await self._body()
         target = current.scope["raw_path"].decode("latin-1")
         if query := current.scope["query_string"]:
@@ -296,107 +262,94 @@ class ColdLane:
 
     # --- streams ---
 
-    def _stream(self, response: Response) -> QuartResponse:
+    def _stream(self, life: _Life, stream: Stream, headers: tuple[tuple[str, str], ...]) -> QuartResponse:
         """An SSE stream: what it writes, as it writes it."""
-        outlet = self._outlet(response.stream, current.scope)
+        outlet = self._open(life, ColdOutlet(stream, life.scope))
 
         async def body() -> AsyncIterator[bytes]:
-            try:
-                response.stream.start(outlet, b"")
-                self.flush()
-                while (data := await outlet.take()) is not None:
-                    yield data
-                    outlet.taken(len(data))
-                    self.flush()
-            finally:
-                outlet.close()
+            stream.start(outlet, b"")
+            self.flush()
+            while (data := await outlet.take()) is not None:
+                yield data
+                outlet.taken(len(data))
                 self.flush()
 
-        headers = {name: value for name, value in response.headers if name not in ("Connection", "Content-Type")}
-        return QuartResponse(body(), headers=headers, content_type="text/event-stream; charset=utf-8")
+        kept = {name: value for name, value in headers if name not in ("Connection", "Content-Type")}
+        return QuartResponse(body(), headers=kept, content_type="text/event-stream; charset=utf-8")
 
-    def _outlet(self, stream: Any, scope: Any) -> ColdOutlet:
-        outlet = ColdOutlet(stream, scope[_SCOPE])
+    def _open(self, life: _Life, outlet: ColdOutlet) -> ColdOutlet:
+        life.outlet = outlet
         self.outlets.add(outlet)
-        outlet.on_close = self.outlets.discard
         return outlet
 
-    async def _serve_socket(self) -> Any:
+    async def _serve_tunnel(self, tunnel: Tunnel) -> None:
         self.requests += 1
-        if (scope := self._silent.pop(tuple(websocket.scope["client"])[:2], None)) is not None:
-            scope.deadline = math.inf
         try:
-            if self._handlers.draining:
-                raise shutting_down()
-            headers = {
-                name.lower().encode("latin-1"): value.encode("latin-1") for name, value in websocket.headers.items()
-            }
-            self._watches.check_origin(headers)
-            waiting = _Waiting()
-            self._calls.submit(self._watches.open_socket(self._unframed), waiting)
+            with self._life(tunnel.scope) as life:
+                try:
+                    response = await self._ask(life, self._open_socket(tunnel))
+                except ApiError as error:
+                    response = error_response(error)
+                if response.stream is None:
+                    await tunnel.answer(response.status, _lower(response.headers), bytes(response.body))
+                else:
+                    await self._talk(life, tunnel, response.stream)
+        except Exception as error:  # one stream's fault is its own
+            self.on_fault(error)
+
+    def _open_socket(self, tunnel: Tunnel) -> Outcome:
+        """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
+        if tunnel.target.partition("?")[0] != "/v0/ws":
+            self._routes.find("CONNECT", tunnel.target)
+        if self._handlers.draining:
+            raise shutting_down()
+        if tunnel.protocol != b"websocket":
+            raise ApiError("upgrade_required", "this is a WebSocket endpoint: connect with a WebSocket client")
+        if tunnel.headers.get(b"sec-websocket-version") != b"13":
+            raise ApiError("upgrade_required", "only WebSocket version 13 is spoken here")
+        self._watches.check_origin(tunnel.headers)
+
+        def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
+            return Response(200, b"", stream=self._watches.new_socket(opened))
+
+        return self._watches.open_socket(render)
+
+    async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream) -> None:
+        outlet = self._open(life, SocketOutlet(stream, tunnel))
+
+        def received(data: bytes) -> None:
+            stream.received(data)
             self.flush()
-            await waiting.done.wait()
-            assert waiting.response is not None
-            if waiting.response.stream is None:
-                return _to_quart(waiting.response, False, method="GET")
-        except ApiError as error:
-            return _to_quart(error_response(error), False, method="GET")
-        await self._talk(waiting.response.stream)
-        return None
 
-    def _unframed(self, opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
-        return Response(200, b"", stream=self._watches.new_socket(opened, framed=False))
-
-    async def _talk(self, socket: Any) -> None:
-        outlet = self._outlet(socket, websocket.scope)
-
-        async def send() -> None:
-            while (text := await outlet.take(whole=True)) is not None:
-                await websocket.send(text.decode())
-                outlet.taken(len(text))
-                self.flush()
-            code, reason = outlet.goodbye or (1000, "")
-            await websocket.close(code, reason)
-            nursery.cancel_scope.cancel()
-
-        async def receive() -> None:
-            while True:
-                await outlet.may_receive()
-                message = await websocket.receive()
-                if isinstance(message, bytes):
-                    outlet.close_with(1003, "commands are JSON text")
-                    outlet.finish()
-                    return
-                socket.received_message(message)
+        def received_end() -> None:
+            if not outlet.closing:  # otherwise it has said goodbye, and waits for ours
+                stream.received_end()
                 self.flush()
 
-        try:
-            await websocket.accept()
-            socket.start(outlet, b"")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(send)
-                nursery.start_soon(receive)
-        finally:
-            outlet.close()
+        await tunnel.accept()
+        stream.start(outlet, tunnel.listen(received, received_end))
+        if tunnel.ended.is_set():
+            received_end()
+        self.flush()
+        while (data := await outlet.take()) is not None:
+            await tunnel.send(data)
+            outlet.taken(len(data))
             self.flush()
+        await tunnel.end()
 
 
 class ColdOutlet:
     """Where a stream of this lane writes: a queue that a task empties."""
 
-    def __init__(self, stream: Any, scope: trio.CancelScope) -> None:
+    def __init__(self, stream: Stream, scope: trio.CancelScope) -> None:
         self._stream = stream
         self._scope = scope  # around the request: how a client that does not read is got rid of
-        self.on_close: Callable[[ColdOutlet], None] = lambda outlet: None
         self._queue: deque[bytes] = deque()
         self._more = trio.Event()
-        self._reading = trio.Event()
-        self._reading.set()
-        self._closing = False
         self._closed = False
+        self.closing = False
         self.written = 0
         self.sent = 0
-        self.goodbye: tuple[int, str] | None = None
 
     def write(self, data: bytes) -> None:
         self._queue.append(data)
@@ -404,42 +357,34 @@ class ColdOutlet:
         self._more.set()
 
     def finish(self) -> None:
-        self._closing = True
+        self.closing = True
         self._more.set()
         self._scope.deadline = trio.current_time() + limits.SLOW_CLOSE_MS / 1_000
-
-    def close_with(self, code: int, reason: str) -> None:
-        self.goodbye = (code, reason)
 
     def abort(self) -> None:
         self._queue.clear()
         self.finish()
+        self.close()
 
     def pause(self) -> None:
-        self._reading = trio.Event()
+        """A client that may say nothing is not listened to anyway."""
 
-    def resume(self) -> None:
-        self._reading.set()
+    def resume(self) -> None: ...
 
-    async def may_receive(self) -> None:
-        await self._reading.wait()
-
-    async def take(self, *, whole: bool = False) -> bytes | None:
-        """What is to be sent next, one write of it if it must stay whole; None at the end."""
+    async def take(self) -> bytes | None:
+        """What is to be sent next; None at the end."""
         while not self._queue:
-            if self._closing:
+            if self.closing:
                 return None
             self._more = trio.Event()
             await self._more.wait()
-        if whole:
-            return self._queue.popleft()
         data = b"".join(self._queue)
         self._queue.clear()
         return data
 
     def taken(self, size: int) -> None:
         self.sent += size
-        if not self._closing:
+        if not self.closing:
             self._stream.drained()
 
     def close(self) -> None:
@@ -447,18 +392,35 @@ class ColdOutlet:
         if not self._closed:
             self._closed = True
             self._stream.closed()
-            self.on_close(self)
+
+
+class SocketOutlet(ColdOutlet):
+    def __init__(self, stream: Stream, tunnel: Tunnel) -> None:
+        super().__init__(stream, tunnel.scope)
+        self._tunnel = tunnel
+
+    def pause(self) -> None:
+        self._tunnel.pause()
+
+    def resume(self) -> None:
+        self._tunnel.resume()
 
 
 def _header(name: str) -> bytes:
     return str(current.headers.get(name, "")).encode("latin-1")
 
 
-def _to_quart(response: Response, gzipped: bool, *, method: str | None = None) -> QuartResponse:
+def _lower(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
+    """As HTTP/2 wants them."""
+    given = [("Content-Type", "application/json"), *headers]
+    return [(name.lower().encode(), value.encode()) for name, value in given if name != "Upgrade"]
+
+
+def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
     body = b"".join((response.body, response.tail))
     headers = dict(response.headers)
     headers.pop("Upgrade", None)  # HTTP/2 has no such header
-    if (method or current.method) == "HEAD":
+    if current.method == "HEAD":
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type="application/json")
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:

@@ -84,18 +84,12 @@ class Batch:
     def websocket(self) -> bytes:
         """As a WebSocket frame."""
         if self._websocket is None:
-            self._websocket = text_frame(self.websocket_text())
+            piece = self.piece
+            self._websocket = text_frame(
+                b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
+                % (self.topic, piece.from_seq, piece.to_seq, piece.head_seq, self._body)
+            )
         return self._websocket
-
-    def websocket_text(self) -> bytes:
-        piece = self.piece
-        return b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
-            self.topic,
-            piece.from_seq,
-            piece.to_seq,
-            piece.head_seq,
-            self._body,
-        )
 
 
 def composite(positions: Iterable[tuple[bytes, int]]) -> bytes:

@@ -105,15 +105,15 @@ class Watches:
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
             headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept))
-            return Response(101, b"", headers, stream=self.new_socket(opened, framed=True))
+            return Response(101, b"", headers, stream=self.new_socket(opened))
 
         return self.open_socket(render)
 
     def open_socket(self, render: Callable[[messages.StreamOpened, bytes | memoryview], Response]) -> Outcome:
         return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None), rendered=render)
 
-    def new_socket(self, opened: messages.StreamOpened, *, framed: bool) -> Socket:
-        return Socket(self._streams, opened.stream, shards=self._shards, framed=framed)
+    def new_socket(self, opened: messages.StreamOpened) -> Socket:
+        return Socket(self._streams, opened.stream, shards=self._shards)
 
     def handshake(self, headers: Any) -> str:
         """Check an upgrade; returns what proves that we understood it."""

@@ -4,8 +4,6 @@ RFC 6455 is the business of the `websockets` package, as a state machine without
 once (frames.py). Rules: what can't be understood is answered with an error frame and the socket stays usable; commands
 are taken in order, and a subscribe is complete before the next one is looked at; publishes may be out in numbers, and
 a client with too many of them, or that does not read its answers, is not read from.
-
-Over HTTP/2 somebody else frames the messages: `framed` is False, and what comes in are whole messages.
 """
 
 from __future__ import annotations
@@ -50,13 +48,12 @@ _SILENCE_NS = limits.WS_SILENCE_MS * 1_000_000
 
 
 class Socket:
-    def __init__(self, streams: Streams, number: int, *, shards: int, framed: bool) -> None:
+    def __init__(self, streams: Streams, number: int, *, shards: int) -> None:
         self.number = number
         self.due_ns = 0
         self._streams = streams
         self._shards = shards
-        self._framed = framed
-        self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes) if framed else None
+        self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
         self._fragments: list[bytes] = []
         self._cursors: dict[str, Cursor] = {}
         self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
@@ -109,20 +106,12 @@ class Socket:
             return
         self._heard_ns = self._streams.now_ns
         protocol = self._protocol
-        assert protocol is not None
         protocol.receive_data(data)
         for event in protocol.events_received():
             if isinstance(event, Frame):
                 self._take_frame(event, protocol)
         self._send_protocol()
         self._watch_pace()
-
-    def received_message(self, text: str) -> None:
-        """A whole message, if somebody else does the framing."""
-        if not self._over:
-            self._heard_ns = self._streams.now_ns
-            self._take_text(text.encode())
-            self._watch_pace()
 
     def received_end(self) -> None:
         self.outlet.abort()
@@ -154,8 +143,6 @@ class Socket:
     def tick(self, now_ns: int) -> None:
         self.due_ns = now_ns + _PING_NS
         protocol = self._protocol
-        if protocol is None:
-            return  # whoever frames the messages pings too
         silent_ns = now_ns - self._heard_ns
         if silent_ns >= _SILENCE_NS:
             self.outlet.abort()
@@ -186,14 +173,11 @@ class Socket:
         if self._over or self._outlet is None:
             return
         outlet = self.outlet
-        if self._protocol is None:
-            outlet.close_with(code, reason)  # type: ignore[attr-defined]
-        else:
-            if self._protocol.state is OPEN:
-                self._protocol.send_close(code, reason)
-            for data in self._protocol.data_to_send():
-                if data:
-                    outlet.write(data)
+        if self._protocol.state is OPEN:
+            self._protocol.send_close(code, reason)
+        for data in self._protocol.data_to_send():
+            if data:
+                outlet.write(data)
         self._stop()
         outlet.finish()
 
@@ -224,9 +208,7 @@ class Socket:
             protocol.fail(CloseCode.UNSUPPORTED_DATA, "commands are JSON text")
 
     def _send_protocol(self) -> None:
-        protocol = self._protocol
-        assert protocol is not None
-        for data in protocol.data_to_send():
+        for data in self._protocol.data_to_send():
             if data:
                 self.outlet.write(data)
             else:  # the end: both sides have said goodbye, or the other broke the rules
@@ -376,7 +358,7 @@ class Socket:
     # --- telling ---
 
     def tell_records(self, cursor: Cursor, batch: Batch) -> None:
-        self.outlet.write(batch.websocket() if self._framed else batch.websocket_text())
+        self.outlet.write(batch.websocket())
 
     def tell_gap(self, cursor: Cursor, gap: Gap, head_seq: int, reason: bytes) -> None:
         self._say(frames.websocket_gap(cursor.name, gap, head_seq, reason))
@@ -411,7 +393,7 @@ class Socket:
 
     def _say(self, text: bytes) -> None:
         if not self._over:
-            self.outlet.write(frames.text_frame(text) if self._framed else text)
+            self.outlet.write(frames.text_frame(text))
 
 
 class _Publishing(msgspec.Struct, gc=False, eq=False):

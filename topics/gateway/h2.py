@@ -1,0 +1,290 @@
+"""HTTP/2: Hypercorn's, with what we change in it, and the tunnels that carry WebSockets (RFC 8441).
+
+Hypercorn keeps the state and takes the turns; these are its internals, so its version is pinned. Why each override:
+
+    Server.run                    HTTP/2 from the first byte; a connection that is gone takes all its tasks with it
+    Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection
+    Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
+                                  it; priorities mean nothing (RFC 9113 gave them up), unknown parents did harm
+    Connection.stream_send        a stream of ours that ends before it is sent is reset, or it stays open over there
+    Connection._send_data         says when the end of a stream is with the socket
+    Connection.handle             nobody goes on waiting for a connection that is gone
+    PacedBuffer                   a writer waits for its client
+
+For a connection that is gone nothing is sent: Hypercorn may learn of it within a send, and would wait for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+import trio
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, Event, PriorityUpdated, RequestReceived, StreamReset
+from h2.exceptions import ProtocolError
+from hypercorn.events import Closed, Updated
+from hypercorn.protocol.events import Body, Data, EndBody, EndData, Request, Response, StreamClosed
+from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, H2Protocol, StreamBuffer
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.utils import filter_pseudo_headers, parse_socket_addr
+from priority.priority import TooManyStreamsError
+
+_ASCII = bytes(range(128))
+_LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
+
+Serve = Callable[["Tunnel"], Awaitable[None]]
+
+
+class Server(TCPServer):  # type: ignore[misc]
+    """One connection; whoever gives us its socket has seen the preface."""
+
+    def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
+        super().__init__(*given)
+        self._serve_tunnel = serve_tunnel
+
+    async def run(self) -> None:
+        sock = self.stream.socket
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+        except OSError:
+            return  # it has left already
+        with trio.CancelScope() as scope:
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
+                self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
+                try:
+                    await self.protocol.initiate()
+                    await self.idle_task.restart(tasks, self._idle_timeout)
+                    await self._read_data()
+                finally:
+                    scope.cancel()
+                    await self.stream.aclose()  # a send is shielded; this ends it
+
+
+class PacedBuffer(StreamBuffer):  # type: ignore[misc]
+    """What a stream has to send. Hypercorn 0.18 lets a writer go on whenever less than half a buffer was taken from it,
+    and a client that grants no window takes nothing: everything written to it piles up. What is left in the buffer is
+    what counts."""
+
+    def __init__(self, event_class: Any) -> None:
+        super().__init__(event_class)
+        self.over = trio.Event()  # the end is with the socket, or will never be
+
+    async def push(self, data: bytes) -> None:
+        if self._complete:
+            raise BufferCompleteError()
+        self.buffer.extend(data)
+        await self._is_empty.clear()
+        if len(self.buffer) >= BUFFER_HIGH_WATER:
+            await self._paused.clear()
+            await self._paused.wait()
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+    async def drain(self) -> None:
+        await super().drain()
+        if self._complete:
+            await self.over.wait()
+
+    async def close(self) -> None:
+        await super().close()
+        self.over.set()
+
+
+class Connection(H2Protocol):  # type: ignore[misc]
+    def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
+        super().__init__(*given)
+        self._serve_tunnel = serve_tunnel
+
+    # --- its end ---
+
+    async def handle(self, event: Any) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for buffer in list(self.stream_buffers.values()):
+                await buffer.close()
+
+    # --- receiving ---
+
+    async def _create_stream(self, request: RequestReceived) -> None:
+        head = dict(request.headers)
+        stream_id = request.stream_id
+        try:
+            self.priority.insert_stream(stream_id)
+        except TooManyStreamsError:  # it has opened and reset many while it did not read
+            self.connection.reset_stream(stream_id, error_code=ErrorCodes.REFUSED_STREAM)
+            return
+        self.priority.block(stream_id)
+        self.stream_buffers[stream_id] = PacedBuffer(self.context.event_class)
+        self.keep_alive_requests += 1
+        headers = filter_pseudo_headers(request.headers)
+        if head[b":method"] == b"CONNECT":
+            tunnel = Tunnel(self, stream_id, head, dict(headers))
+            self.streams[stream_id] = tunnel
+            self.task_group.spawn(tunnel.run, self._serve_tunnel)
+            return
+        stream = self.streams[stream_id] = HTTPStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            stream_id,
+        )
+        method = head[b":method"].decode("latin-1")
+        path = quote_from_bytes(head[b":path"], safe=_ASCII).encode()
+        await stream.handle(Request(stream_id, headers, "2", method, path, self.connection_state))
+
+    async def _handle_events(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, DataReceived):
+                await self._take_data(event)
+            elif not isinstance(event, PriorityUpdated):
+                await super()._handle_events([event])
+                if isinstance(event, StreamReset):  # perhaps of the last stream; Hypercorn would wait for ever
+                    await self.send(Updated(idle=self.idle))
+        await self._flush()
+
+    async def _take_data(self, event: DataReceived) -> None:
+        stream_id, size = event.stream_id, event.flow_controlled_length
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            await stream.handle(Body(stream_id, event.data))
+        if isinstance(stream, Tunnel) and stream.paused and size:
+            # The others must not wait for it: the window of the connection is given back all the same.
+            self.connection.increment_flow_control_window(size)
+            stream.withheld += size
+        else:
+            self.connection.acknowledge_received_data(size, stream_id)
+
+    async def grant(self, stream_id: int, size: int) -> None:
+        try:
+            self.connection.increment_flow_control_window(size, stream_id)
+        except (KeyError, ProtocolError):
+            return  # the stream has ended meanwhile
+        await self._flush()
+
+    # --- sending ---
+
+    async def stream_send(self, event: Any) -> None:
+        if isinstance(event, StreamClosed) and not self.closed:
+            await self._reset_unfinished(event.stream_id)
+        await super().stream_send(event)
+
+    async def _reset_unfinished(self, stream_id: int) -> None:
+        stream = self.streams.get(stream_id)
+        buffer = self.stream_buffers.get(stream_id)
+        if stream is None:
+            return  # the client has reset it
+        if buffer is not None:
+            if buffer.complete:
+                return
+            error = ErrorCodes.CANCEL
+        elif isinstance(stream, Tunnel) and not stream.ended.is_set():
+            error = ErrorCodes.NO_ERROR  # all is said, and the client does not end its side
+        else:
+            return
+        try:
+            self.connection.reset_stream(stream_id, error_code=error)
+        except ProtocolError:
+            pass  # the client was quicker
+        if buffer is not None:
+            await buffer.close()
+            await self._window_updated(stream_id)  # the sender finds that the stream is gone, and forgets it
+        await self._flush()
+
+    async def _send_data(self, stream_id: int) -> None:
+        buffer = self.stream_buffers[stream_id]
+        await super()._send_data(stream_id)
+        if stream_id not in self.stream_buffers:
+            buffer.over.set()
+
+
+class Tunnel:
+    """A stream opened by CONNECT: bytes both ways, as over a connection of its own."""
+
+    idle = False
+
+    def __init__(
+        self, connection: Connection, stream_id: int, head: dict[bytes, bytes], headers: dict[bytes, bytes]
+    ) -> None:
+        self.headers = headers
+        self.protocol = head.get(b":protocol", b"")
+        self.target = (head.get(b":path") or head.get(b":authority", b"")).decode("latin-1")
+        self.scope = trio.CancelScope()  # around everything that is done for it; ends with the stream
+        self.ended = trio.Event()  # the client sends no more
+        self.paused = True  # until somebody listens
+        self.withheld = 0  # bytes received while paused, for which the client was given no window
+        self._connection = connection
+        self._stream_id = stream_id
+        self._early = bytearray()
+        self._received: Callable[[bytes], None] = self._early.extend
+        self._received_end: Callable[[], None] = lambda: None
+
+    async def run(self, serve: Serve) -> None:
+        with self.scope:
+            await serve(self)
+            with trio.move_on_after(_LINGER_S):
+                await self.ended.wait()
+        await self._connection.stream_send(StreamClosed(self._stream_id))
+
+    async def handle(self, event: Any) -> None:
+        """What the connection says."""
+        if isinstance(event, Body):
+            self._received(bytes(event.data))
+        elif isinstance(event, EndBody):
+            self.ended.set()
+            self._received_end()
+        elif isinstance(event, StreamClosed):
+            self.ended.set()
+            self.scope.cancel()
+
+    # --- whoever serves it says ---
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """No tunnel, but an answer."""
+        await self._connection.stream_send(Response(self._stream_id, headers, status))
+        await self.send(body)
+        await self.end()
+
+    async def accept(self) -> None:
+        await self._connection.stream_send(Response(self._stream_id, [], 200))
+
+    def listen(self, received: Callable[[bytes], None], received_end: Callable[[], None]) -> bytes:
+        """From now on tell them; what has come before that."""
+        self._received, self._received_end = received, received_end
+        self.resume()
+        return bytes(self._early)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        if self.withheld:
+            withheld, self.withheld = self.withheld, 0
+            self._connection.task_group.spawn(self._connection.grant, self._stream_id, withheld)
+
+    async def send(self, data: bytes) -> None:
+        """Returns when the client has taken most of it."""
+        await self._connection.stream_send(Data(self._stream_id, data))
+
+    async def end(self) -> None:
+        """Returns when all of it is with the socket."""
+        await self._connection.stream_send(EndData(self._stream_id))
