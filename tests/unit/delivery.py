@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any
 
 from model import Shard
+from websockets.frames import Frame, Opcode
+from websockets.protocol import CLIENT, OPEN, Protocol
 
 from topics.actors import messages
 from topics.actors.link import Link
@@ -549,3 +551,70 @@ def append_message(topic: str, records: list[Any], correlation: int, **more: Any
 
     body, size = batch_of(records)
     return messages.pack(messages.Op.APPEND, correlation, messages.Append(topic, len(records), size, **more), body)
+
+
+UPGRADE = (
+    b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+class WsClient:
+    """A WebSocket client: the frames of the `websockets` package over a pipe."""
+
+    def __init__(self, gateway: Gateway, *, window: int = UNLIMITED, first: bytes = b"") -> None:
+        self.pipe = Pipe(window=window)
+        self.pipe.inbox += UPGRADE + first
+        self.connection = gateway.adopt(self.pipe)
+        self.protocol = Protocol(CLIENT, state=OPEN, max_size=None)
+        self.answer: Answer | None = None
+        self.close_code: int | None = None
+        self.pings = 0
+        self._seen = 0
+
+    def send(self, *commands: Any) -> None:
+        """Commands, or texts of such; all in one go."""
+        for command in commands:
+            text = command if isinstance(command, str | bytes) else json.dumps(command)
+            self.protocol.send_text(text.encode() if isinstance(text, str) else text)
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        for data in self.protocol.data_to_send():
+            self.pipe.inbox += data
+
+    def read(self) -> list[Any]:
+        """The messages that came since the last call."""
+        if self.answer is None:
+            self.answer = parse_answer(bytes(self.pipe.took))
+            if self.answer is None:
+                return []
+            self._seen = self.pipe.took.index(b"\r\n\r\n") + 4
+        fresh = bytes(self.pipe.took[self._seen :])
+        self._seen += len(fresh)
+        self.protocol.receive_data(fresh)
+        found = []
+        for event in self.protocol.events_received():
+            assert isinstance(event, Frame)
+            assert event.fin
+            if event.opcode is Opcode.TEXT:
+                found.append(json.loads(event.data))
+            elif event.opcode is Opcode.PING:
+                self.pings += 1
+            else:
+                assert event.opcode in (Opcode.CLOSE, Opcode.PONG)
+        if self.protocol.close_rcvd is not None:
+            self.close_code = self.protocol.close_rcvd.code
+        return found
+
+    @property
+    def socket(self) -> Any:
+        return self.connection.stream
+
+    @property
+    def over(self) -> bool:
+        return self.pipe.closed or self.pipe.shut
+
+    @property
+    def is_read_from(self) -> bool:
+        return not self.connection.paused
