@@ -241,7 +241,7 @@ class ColdLane:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         if not target.isascii():
             raise invalid("the request target must be valid text")
-        route = self._routes.find(current.method, target)
+        route = self._routes.find(current.scope["method"], target)
         if self._handlers.draining:
             raise shutting_down()
         if body:

@@ -3,6 +3,8 @@
 Hypercorn keeps the state and takes the turns; these are its internals, so its version is pinned. Why each override:
 
     Server.run                    HTTP/2 from the first byte; a connection that is gone takes all its tasks with it
+    Server.protocol_send          the idle timeout is a deadline: Hypercorn's is a task, started by whoever ends a
+                                  stream, and often cancelled together with that
     Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection
     Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
                                   it; priorities mean nothing (RFC 9113 gave them up), unknown parents did harm
@@ -16,6 +18,7 @@ For a connection that is gone nothing is sent: Hypercorn may learn of it within 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote_from_bytes
@@ -45,6 +48,14 @@ class Server(TCPServer):  # type: ignore[misc]
     def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
+        self._scope = trio.CancelScope()  # around everything that is done for it
+
+    async def protocol_send(self, event: Any) -> None:
+        if isinstance(event, Updated):
+            idle_s = self.config.keep_alive_timeout if event.idle else math.inf
+            self._scope.deadline = trio.current_time() + idle_s
+        else:
+            await super().protocol_send(event)
 
     async def run(self) -> None:
         sock = self.stream.socket
@@ -53,14 +64,13 @@ class Server(TCPServer):  # type: ignore[misc]
             server = parse_socket_addr(sock.family, sock.getsockname())
         except OSError:
             return  # it has left already
-        with trio.CancelScope() as scope:
+        with self._scope as scope:
             async with TaskGroup() as tasks:
-                self._task_group = tasks
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
                 self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
                 try:
                     await self.protocol.initiate()
-                    await self.idle_task.restart(tasks, self._idle_timeout)
+                    await self.protocol_send(Updated(idle=True))
                     await self._read_data()
                 finally:
                     scope.cancel()
