@@ -142,8 +142,11 @@ class SseStream:
         )
 
     def discard(self) -> None:
-        """The client left before the stream began."""
-        self.closed()
+        """The client left before the stream began: nothing was delivered, so there is nothing to say."""
+        self._over = True
+        if not self._reported:
+            self._reported = True
+            self._streams.closed(self.number, None, None)
 
     def _stop(self) -> None:
         if not self._over:

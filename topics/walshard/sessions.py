@@ -36,6 +36,7 @@ class _Session:
         "definition",
         "epoch",
         "idle_since_ms",
+        "restored",
         "stale",
         "stream",
         "topic_ids",
@@ -51,6 +52,7 @@ class _Session:
         self.epoch = epoch
         self.stream = 0
         self.stale = False
+        self.restored = False  # known from a gateway, after we died
         self.begun_stale = False  # whether it was when its stream was opened
         self.idle_since_ms = 0
         self.waiting: list[tuple[Gateway, int]] = []  # opens that wait for the stream before them to close
@@ -103,7 +105,7 @@ class Sessions:
         session = None
         if request.wid is not None:
             session = self._sessions.get(request.wid)
-            if session is None and self._may_come():
+            if (session is None or session.restored) and self._may_come():
                 raise ApiError("shard_unavailable", "sessions are being restored after a restart", retry_after_s=1)
             if session is None:
                 raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
@@ -130,6 +132,7 @@ class Sessions:
         if session is not None:
             if request.cursors is not None and request.topic_ids is not None:
                 session.cursors, session.topic_ids = request.cursors, request.topic_ids
+                session.stale = False
             else:
                 session.stale = session.begun_stale  # it never got to its client
             self._released(session)
@@ -153,7 +156,7 @@ class Sessions:
                     gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
                 return
             session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=request.epoch)
-            session.stale = True  # somebody else may know better, and is only slower to say so
+            session.stale = session.restored = True  # somebody else may know better, and is only slower to say so
             self._sessions[session.wid] = session
             self._idle.pop(session.wid, None)
             if request.stream:
@@ -190,6 +193,7 @@ class Sessions:
                 stream, session.epoch, session.definition, session.cursors, session.topic_ids, session.stale
             )
             session.begun_stale, session.stale = session.stale, False
+            session.restored = False
         return messages.pack(Op.OPEN_STREAM, correlation, opened)
 
     def _take(self, session: _Session) -> None:
