@@ -362,8 +362,6 @@ class Machine:
                 self.house.shards[number].round()
             elif number == 0:
                 self.home_is_young = True
-                for session in self.sessions:
-                    session.uncertain = True
 
     def gateway_dies(self, number: int) -> None:
         self.clients_read()

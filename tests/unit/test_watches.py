@@ -553,7 +553,6 @@ def test_a_gateway_dies_and_there_is_no_id(house: House) -> None:
     assert watch(house, wid, gateway=1).seqs() == [5]
 
 
-@pytest.mark.xfail(reason="a stream that was discarded is no longer stale", strict=True)
 def test_a_gateway_dies_and_the_first_to_come_back_leaves_again(house: House) -> None:
     wid = create(house, {"topics": {"t": {}}}, gateway=1)
     watch(house, wid)
