@@ -245,6 +245,7 @@ def test_a_session_outlives_its_gateway(hardy: Server, client: Client, watching:
         assert never_opened.wait_records(topic, 31) == list(range(31))
 
 
+@pytest.mark.parametrize("lane", ["http1"])
 def test_an_id_counts_until_it_was_used(hardy: Server, client: Client, watching: Watching) -> None:
     """A client that left before its stream began has not used up what only its id can say after a gateway's death."""
     topic = topic_on(1)

@@ -330,7 +330,7 @@ def test_the_number_of_topics_follows_its_variable(forgetful: Server, topic: str
 
 # --- the id as the only state ------------------------------------------------------------------------
 
-WRITTEN = 400
+WRITTEN = 300
 
 
 class Writers:
