@@ -509,3 +509,170 @@ def test_a_plain_append_into_a_full_ring(calls: Calls) -> None:
             break
     assert [shown(entry)[0] for entry in entries] == [429, 429]
     assert calls.refused == 2
+
+
+# --- what is not a question and its answer ---
+
+
+def test_what_nobody_asked_for_goes_to_whoever_wants_it(calls: Calls, shards: list[Shard]) -> None:
+    told: list[tuple[int, int, int]] = []
+    calls.on_unasked = lambda shard, message: told.append((shard, message[0], messages.unpack(message).correlation))
+    sink = submit(calls, drop(1))
+    [envelope] = shards[1].asked()
+    push = messages.pack(Op.TOPIC_GONE, envelope.correlation, messages.TopicGone(5))
+    shards[1].dropped(envelope.correlation, True)
+    shards[1].answer(push)  # under the same correlation, behind its answer
+    shards[2].answer(push)
+    calls.drain()
+    assert sink.value == messages.TopicDropped(True)
+    assert told == [(1, Op.TOPIC_GONE, envelope.correlation), (2, Op.TOPIC_GONE, envelope.correlation)]
+
+
+def test_answers_too_late_are_unasked(calls: Calls, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    calls.on_unasked = lambda shard, message: told.append(messages.unpack(message).correlation)
+    clock = Clock(monkeypatch)
+    late, abandoned = submit(calls, drop(0)), submit(calls, drop(0, timeout_ms=60_000))
+    envelopes = shards[0].asked()
+    clock.pass_ms(5_001)
+    calls.expire()
+    calls.abandon(abandoned)
+    for envelope in envelopes:
+        shards[0].dropped(envelope.correlation, True)
+    calls.drain()
+    assert told == [envelope.correlation for envelope in envelopes]
+    assert late.value.status == 503
+    assert abandoned.values == []
+
+
+def test_a_push_and_answers_keep_their_order(calls: Calls, shards: list[Shard]) -> None:
+    order: list[Any] = []
+    calls.on_unasked = lambda shard, message: order.append(messages.decode_answer(message)[0].head_seq)
+    sinks = [submit(calls, drop(0)) for _ in range(2)]
+    for sink in sinks:
+        sink.finish = order.append  # type: ignore[method-assign]
+    first, second = shards[0].asked()
+    writer = shards[0].shard.writer
+    for message in (
+        messages.pack(Op.TOPIC_GONE, 900, messages.TopicGone(1)),
+        messages.pack(Op.DROP_TOPIC, first.correlation, messages.TopicDropped(True)),
+        messages.pack(Op.TOPIC_GONE, 900, messages.TopicGone(2)),
+        messages.pack(Op.DROP_TOPIC, second.correlation, messages.TopicDropped(False)),
+        messages.pack(Op.TOPIC_GONE, 900, messages.TopicGone(3)),
+    ):
+        writer.send_always(message)
+    shards[0].shard.flush()
+    calls.drain()
+    assert order == [1, messages.TopicDropped(True), 2, messages.TopicDropped(False), 3]
+
+
+def test_telling_has_no_answer_and_is_never_refused(calls: Calls, shards: list[Shard]) -> None:
+    for number in range(2_000):  # more than the ring and its outbox would take of questions
+        calls.tell(0, messages.pack(Op.UNFOLLOW, number, messages.Unfollow(), bytes(100)))
+    got: list[int] = []
+    while len(got) < 2_000:
+        calls.flush()
+        got += [envelope.correlation for envelope in shards[0].asked()]
+    assert got == list(range(2_000))
+    assert len(calls) == 0
+    calls.link_down(0)
+    calls.tell(0, messages.pack(Op.UNFOLLOW, 1, messages.Unfollow()))  # lost, and nobody minds
+
+
+def test_asking_says_under_which_correlation(calls: Calls, shards: list[Shard]) -> None:
+    sink = Sink()
+    correlation = calls.ask(drop(0), sink)
+    calls.flush()
+    assert [envelope.correlation for envelope in shards[0].asked()] == [correlation]
+    calls.link_down(0)
+    assert calls.ask(drop(0), sink) == 0
+    assert len(sink.values) == 2
+
+
+# --- an answer that is another question ---
+
+
+def test_a_gather_may_end_in_another_call(calls: Calls, shards: list[Shard]) -> None:
+    sink = submit(calls, Gather([drop(0), drop(1)], lambda answers: drop(2, name="next")))
+    for shard in shards[:2]:
+        assert sink.values == []
+        [envelope] = shard.asked()
+        shard.dropped(envelope.correlation, True)
+        calls.drain()
+    calls.flush()
+    [envelope] = shards[2].asked()
+    assert messages.decode_request(envelope.op, envelope.head).topic == "next"
+    shards[2].dropped(envelope.correlation, False)
+    calls.drain()
+    assert sink.value == messages.TopicDropped(False)
+    assert len(calls) == 0
+
+
+def test_a_gather_may_end_in_another_gather(calls: Calls, shards: list[Shard]) -> None:
+    inner = Gather([drop(1), drop(2)], lambda answers: Response(200, b"%d" % len(answers)))
+    sink = submit(calls, Gather([drop(0)], lambda answers: inner))
+    for at in (0, 2, 1):
+        [envelope] = shards[at].asked()
+        shards[at].dropped(envelope.correlation, True)
+        calls.drain()
+        calls.flush()
+    assert sink.value.body == b"2"
+
+
+def test_the_second_question_meets_a_shard_that_is_down(calls: Calls, shards: list[Shard]) -> None:
+    calls.link_down(2)
+    sink = submit(calls, Gather([drop(0)], lambda answers: drop(2)))
+    [envelope] = shards[0].asked()
+    shards[0].dropped(envelope.correlation, True)
+    calls.drain()
+    assert sink.value.status == 503
+    assert len(calls) == 0
+
+
+def test_the_shard_of_the_second_question_dies(calls: Calls, shards: list[Shard]) -> None:
+    sink = submit(calls, Gather([drop(0)], lambda answers: drop(2)))
+    [envelope] = shards[0].asked()
+    shards[0].dropped(envelope.correlation, True)
+    calls.drain()
+    assert sink.values == []
+    calls.link_down(2)
+    assert sink.error["detail"]["outcome"] == "unknown"
+
+
+def test_rendering_may_refuse(calls: Calls, shards: list[Shard]) -> None:
+    def render(answers: list[Any]) -> Response:
+        raise ApiError("topic_not_found", "no such topic")
+
+    sink = submit(calls, Gather([drop(0), drop(1)], render))
+    for shard in shards[:2]:
+        [envelope] = shard.asked()
+        shard.dropped(envelope.correlation, True)
+    calls.drain()
+    assert sink.value.status == 404
+    assert sink.error["code"] == "topic_not_found"
+
+
+def test_a_question_asked_while_answers_are_handed_out(calls: Calls, shards: list[Shard]) -> None:
+    """A sink may ask again at once, of the shard whose answers are being drained or of one that is down."""
+    later = Sink()
+    calls.link_down(2)
+
+    class Eager(Sink):
+        def finish(self, value: Any) -> None:
+            super().finish(value)
+            calls.ask(drop(0), later)
+            calls.ask(drop(2), later)
+
+    eager = Eager()
+    calls.ask(drop(0), eager)
+    calls.flush()
+    [envelope] = shards[0].asked()
+    shards[0].dropped(envelope.correlation, True)
+    calls.drain()
+    assert eager.value == messages.TopicDropped(True)
+    assert [value.status for value in later.values] == [503]
+    calls.flush()
+    [envelope] = shards[0].asked()
+    calls.link_down(0)
+    assert [value.status for value in later.values] == [503, 503]
+    assert len(calls) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model import examples
 
 from topics.errors import RingFull, RingPoisoned
-from topics.shm import layout
+from topics.shm import layout, ring
 from topics.shm.ring import RingReader, RingWriter, format_link
 
 CAPACITY = 4096  # the smallest ring the layout can make: wraps and fragments come soon
@@ -539,3 +539,143 @@ def test_a_closed_ring_lets_go_of_its_memory() -> None:
     half.release()
     view.release()
     memory.clear()
+
+
+# --- knowing how far the other side is -----------------------------------------------------------------
+
+
+def test_a_position_is_consumed_when_everything_before_it_was_taken() -> None:
+    pair = Pair()
+    start = pair.writer.position
+    assert pair.writer.consumed(start)
+    pair.writer.send(message(1, 100))
+    assert pair.writer.position == start  # not in the ring yet
+    pair.writer.flush()
+    first = pair.writer.position
+    pair.writer.send(message(2, 100))
+    pair.writer.flush()
+    second = pair.writer.position
+    assert start < first < second
+    assert not pair.writer.consumed(first)
+    pair.reader.drain(1)
+    assert pair.writer.consumed(first)
+    assert not pair.writer.consumed(second)
+    pair.reader.drain(CAPACITY)
+    assert pair.writer.consumed(second)
+
+
+def test_a_wish_is_granted_with_the_next_drain() -> None:
+    pair = Pair()
+    pair.writer.send(b"x")
+    pair.writer.flush()
+    assert not pair.writer.wake_after(pair.writer.position)
+    assert pair.reader.drain(CAPACITY) == [b"x"]
+    assert pair.reader.made_room
+    assert pair.writer.wake_after(pair.writer.position)
+
+
+def test_nobody_is_woken_who_did_not_ask() -> None:
+    pair = Pair()
+    pair.writer.send(b"x")
+    pair.writer.flush()
+    assert not pair.writer.consumed(pair.writer.position)
+    pair.reader.drain(CAPACITY)
+    assert not pair.reader.made_room
+    assert pair.writer.wake_after(pair.writer.position)  # nothing to wait for
+    pair.writer.send(b"y")
+    pair.writer.flush()
+    pair.reader.drain(CAPACITY)
+    assert not pair.reader.made_room
+
+
+def test_a_wish_outlives_a_drain_that_took_only_a_part() -> None:
+    """It is granted then, and has to be made again."""
+    pair = Pair()
+    for number in range(2):
+        pair.writer.send(message(number, 500))
+        pair.writer.flush()
+    end = pair.writer.position
+    assert not pair.writer.wake_after(end)
+    pair.reader.drain(1)
+    assert pair.reader.made_room
+    pair.reader.made_room = False
+    assert not pair.writer.wake_after(end)
+    pair.reader.drain(CAPACITY)
+    assert pair.reader.made_room
+
+
+def test_a_flush_that_makes_it_leaves_a_wish_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is made exactly between the two tries of a flush, by a reader that has yet to look at the wish."""
+    pair = Pair()
+    pair.pass_on()
+    for number in range(4):
+        pair.writer.send_always(message(number, PAYLOAD))
+    pair.writer.flush()
+    assert pair.writer.outbox_bytes
+    waiting = pair.writer.position
+    assert not pair.writer.wake_after(waiting)
+    head = pair.words[layout.WORD_HEAD]
+
+    class Between:
+        """The fence of the writer's flush: here the reader publishes a head, and gets no further."""
+
+        def __enter__(self) -> None:
+            pair.words[layout.WORD_HEAD] = head + layout.frame_span(PAYLOAD)
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(ring, "_fence", Between())
+    pair.writer.flush()
+    assert pair.writer.outbox_bytes == 0
+    assert not pair.writer.consumed(waiting)
+    assert pair.words[layout.WORD_WANTS] == 1, "the reader would look now, and see no wish"
+
+
+def test_the_reader_passes_between_the_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken after the first look and before the wish could be seen: the second look finds it."""
+    pair = Pair()
+    pair.writer.send(b"x")
+    pair.writer.flush()
+    end = pair.writer.position
+
+    class Between:
+        def __enter__(self) -> None:
+            pair.words[layout.WORD_HEAD] = end
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(ring, "_fence", Between())
+    assert pair.writer.wake_after(end)
+
+
+@examples(100)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), LENGTHS),
+            st.tuples(st.just("flush"), st.just(0)),
+            st.tuples(st.just("drain"), st.integers(1, 2 * CAPACITY)),
+            st.tuples(st.just("wait"), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_whoever_waits_is_woken_by_the_drain_that_reaches_its_position(steps: list[tuple[str, int]]) -> None:
+    pair = Pair()
+    waiting: int | None = None
+    for step, size in steps:
+        if step == "send":
+            pair.writer.send_always(message(1, size))
+        elif step == "flush":
+            pair.writer.flush()
+        elif step == "wait":
+            if waiting is None and not pair.writer.wake_after(pair.writer.position):
+                waiting = pair.writer.position
+        else:
+            pair.reader.made_room = False
+            before = pair.words[layout.WORD_HEAD]
+            pair.reader.drain(size)
+            if waiting is not None and pair.words[layout.WORD_HEAD] > before:
+                assert pair.reader.made_room, "something was taken and nobody rings"
+                assert pair.writer.consumed(waiting) == (pair.words[layout.WORD_HEAD] >= waiting)
+                waiting = None  # woken: it looks, and asks again if it must
