@@ -6,15 +6,16 @@ The contract itself runs over this lane in the other files.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hyperframe.frame import DataFrame
+from hyperframe.frame import DataFrame, PriorityFrame
 
 from .client import Answer, Client
 from .conftest import SMALL
-from .h2wire import H2Wire
+from .h2wire import H2Wire, Stream
 from .server import Server, eventually
 from .wire import Wire, append_request, request
 
@@ -211,6 +212,66 @@ def test_a_large_header_is_refused(wire2: H2Wire, api1: Client, topic: str) -> N
     except (OSError, EOFError):
         pass
     assert api1.state(topic).status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        (b"GET", b"/v0/topics/\xff", {400}),
+        (b"GET", b"/v0/\xc3\xa9", {400, 404}),
+        (b"G\xcb", b"/v0/health", {400, 405}),
+        (b"get", b"/v0/health", {405}),
+        (b"GET", b"*", {400, 404}),
+        (b"CONNECT", None, {404}),
+    ],
+    ids=["name", "path", "method", "lower case", "asterisk", "a proxy's connect"],
+)
+def test_a_strange_head_is_refused_on_its_stream_alone(
+    wire2: H2Wire, method: bytes, path: bytes | None, statuses: set[int]
+) -> None:
+    poll = wire2.open("GET", "/v0/health")
+    wire2.h2.config.validate_outbound_headers = wire2.h2.config.normalize_outbound_headers = False
+    number = wire2.h2.get_next_available_stream_id()
+    wire2.streams[number] = Stream()
+    target = [] if path is None else [(b":path", path), (b":scheme", b"http")]
+    wire2.h2.send_headers(number, [(b":method", method), (b":authority", b"t"), *target], end_stream=path is not None)
+    wire2.flush()
+    assert answer(wire2, number).status in statuses
+    wire2.send(poll, b"", end=True)
+    assert answer(wire2, poll).status == 200
+
+
+def test_priorities_change_nothing(wire2: H2Wire) -> None:
+    """Not even if they name streams that nobody has opened."""
+    for number, parent, exclusive in [(99, 77, True), (101, 99, False), (77, 101, False), (99, 0, True)]:
+        wire2.sock.sendall(PriorityFrame(number, depends_on=parent, stream_weight=5, exclusive=exclusive).serialize())
+    number = wire2.h2.get_next_available_stream_id()
+    wire2.streams[number] = Stream()
+    head = [(":method", "GET"), (":path", "/v0/health"), (":scheme", "http"), (":authority", "t")]
+    wire2.h2.send_headers(number, head, end_stream=True, priority_weight=10, priority_depends_on=55)
+    wire2.flush()
+    assert answer(wire2, number).status == 200
+    assert all(answer(wire2, wire2.ask("GET", "/v0/health")).status == 200 for _ in range(3))
+
+
+def _asked(wire2: H2Wire) -> None:
+    assert answer(wire2, wire2.ask("GET", "/v0/health")).status == 200
+
+
+def _cancelled(wire2: H2Wire) -> None:
+    wire2.cancel(wire2.open("POST", "/v0/topics/abc", JSON))
+
+
+@pytest.mark.parametrize("use", [lambda wire2: None, _asked, _cancelled], ids=["silent", "answered", "cancelled"])
+def test_an_idle_connection_is_closed(
+    small_server: Server, connect2: Callable[..., H2Wire], use: Callable[[H2Wire], None]
+) -> None:
+    wire2 = connect2(small_server)
+    use(wire2)
+    started = time.monotonic()
+    while wire2.receive():
+        pass
+    assert time.monotonic() - started < 5 * SMALL["TOPICS_IDLE_TIMEOUT_MS"] / 1_000
 
 
 @pytest.mark.parametrize("at", [1, 3, 14, 16, 18, 23, 24, 30])

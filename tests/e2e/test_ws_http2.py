@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame
 
 from .client import Answer, Client, unique
@@ -55,6 +58,17 @@ def healthy(wire: H2Wire) -> bool:
     return wire.finish(wire.ask("GET", "/v0/health")).headers[":status"] == "200"
 
 
+@contextmanager
+def granting_nothing(wire: H2Wire) -> Iterator[None]:
+    """What is received meanwhile does not give its window back."""
+    granting = wire.receive
+    wire.receive = lambda *, grant=True: granting(grant=False)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        wire.receive = granting  # type: ignore[method-assign]
+
+
 # --- opening -----------------------------------------------------------------------------------------
 
 
@@ -94,10 +108,52 @@ def test_a_page_of_another_origin_is_refused(sockets: H2Sockets, origin: str, st
     assert healthy(sockets)
 
 
-def test_another_path_is_404(sockets: H2Sockets) -> None:
-    for path in ("/v0/wss", "/v0/health", "/v0/topics/x"):
-        assert sockets.connect(path=path).status() in (400, 404, 405, 426)
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"path": "/v0/wss"}, (404, "not_found")),
+        ({"path": "/v0/health"}, (405, "method_not_allowed")),
+        ({"path": "/v0/topics/x"}, (405, "method_not_allowed")),
+        ({"protocol": "connect-udp"}, (426, "upgrade_required")),
+    ],
+)
+def test_what_is_no_websocket_of_ours_is_refused(
+    sockets: H2Sockets, given: dict[str, Any], refused: tuple[int, str]
+) -> None:
+    assert refusal(sockets.connect(**given)).refusal == refused
     assert healthy(sockets)
+
+
+def test_clients_that_leave_at_once_leave_no_slots_behind(
+    start_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = start_server(TOPICS_MAX_SSE_CONNECTIONS=2)
+    sockets = connect(server)
+    for _ in range(100):
+        sockets.connect().cancel()
+    for wire in [connect(server) for _ in range(10)]:
+        wire.connect()
+        wire.close()
+    eventually(lambda: _opens(server), every_s=0.05)
+
+
+def test_a_slot_is_free_as_soon_as_the_client_ends_its_side(
+    start_server: Callable[..., Server], connect: Connect
+) -> None:
+    """Also if there is something left to send that it does not take."""
+    server = start_server(TOPICS_MAX_SSE_CONNECTIONS=1)
+    sockets = connect(server, window=0)
+    for _ in range(3):
+        opened: list[H2Socket] = []
+
+        def admitted(opened: list[H2Socket] = opened) -> bool:
+            opened.append(sockets.connect())
+            return opened[-1].status() == 200
+
+        eventually(admitted, within_s=2, every_s=0.05)
+        opened[-1].tell("ping")
+        sockets.h2.end_stream(opened[-1].number)
+        sockets.flush()
 
 
 def test_sockets_of_both_kinds_share_the_slots(start_server: Callable[..., Server], connect: Connect) -> None:
@@ -218,16 +274,74 @@ def test_a_socket_without_window_holds_up_nobody(connect: Connect, api1: Client,
     stuck.settle(topic, tail=True)
     for _ in range(20):
         api1.append(topic, "x" * 50_000)
-    # `receive` gives back the window of what it takes, so the stuck stream must not be given any: it is taken by hand.
-    granted = sockets.receive
-    sockets.receive = lambda *, grant=True: granted(grant=False)  # type: ignore[method-assign]
-    try:
+    with granting_nothing(sockets):
         for number in range(20):
             lively.publish(quiet, number)
         assert lively.data(quiet, 20) == list(range(20))
         assert len(stuck.stream.body) <= 20_000
-    finally:
-        sockets.receive = granted  # type: ignore[method-assign]
+
+
+SLOW = {"TOPICS_STREAM_BACKLOG_BYTES": 65_536, "TOPICS_SLOW_CONSUMER_TIMEOUT_MS": 1_000}
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads at last", "never reads"])
+def test_a_client_that_does_not_read_is_let_go(
+    start_server: Callable[..., Server], connect: Connect, reads: bool
+) -> None:
+    """With an error and 1013 if it takes its last frames, with a reset otherwise."""
+    server = start_server(**SLOW)
+    sockets, writer = connect(server, window=1_000), connect(server).socket()
+    slow, topic = sockets.socket(), unique()
+    writer.publish(topic, "x")
+    started = time.monotonic()
+    with granting_nothing(sockets):
+        slow.tell("subscribe", topic=topic)
+        while time.monotonic() - started < 3.0:  # it has a second, the server looks once a second, and waits for five
+            writer.publish(topic, "x" * 10_000)
+        if reads:
+            sockets.h2.increment_flow_control_window(1 << 24)
+            sockets.h2.increment_flow_control_window(1 << 24, slow.number)
+            sockets.flush()
+            assert slow.until("error")[-1].error == "request_timeout"
+            assert slow.close_code() == 1013
+        else:
+            while not slow.stream.reset:
+                assert sockets.receive()
+    writer.ping()
+    assert healthy(sockets)
+
+
+def test_a_client_that_does_not_read_its_replies_is_not_read_from(
+    start_server: Callable[..., Server], connect: Connect
+) -> None:
+    """Its own window closes; the connection's does not, so its neighbours go on."""
+    sockets = connect(start_server(**SLOW | {"TOPICS_SLOW_CONSUMER_TIMEOUT_MS": 30_000}), window=0)
+    busy = sockets.socket()
+    publish = text_frame(json.dumps({"op": "publish", "topic": unique(), "records": [{"data": "x" * 500}]}))
+    sent = 0
+    while (room := sockets.h2.local_flow_control_window(busy.number)) >= len(publish) or not _stalled(sockets, busy):
+        if room >= len(publish):
+            busy.send(publish)
+            sent += len(publish)
+            assert sent < 2_000_000
+    number = sockets.open("GET", "/v0/health", end=True)
+    while not sockets.streams[number].headers:
+        assert sockets.receive()
+    taken = sent // len(publish)
+    sockets.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+    sockets.flush()
+    assert {ack.op for ack in busy.replies(taken)} == {"ack"}
+    busy.ping()
+
+
+def _stalled(sockets: H2Sockets, ws: H2Socket) -> bool:
+    """No window comes, not even after all that was sent must have been dealt with."""
+    before = sockets.h2.local_flow_control_window(ws.number)
+    for _ in range(5):
+        number = sockets.open("GET", "/v0/health", end=True)
+        while not sockets.streams[number].headers:
+            assert sockets.receive()
+    return sockets.h2.local_flow_control_window(ws.number) == before
 
 
 def test_a_stop_closes_with_1001(start_server: Callable[..., Server], connect: Connect) -> None:
@@ -311,6 +425,15 @@ def test_senseless_messages_are_errors_and_no_more(ws: H2Socket) -> None:
 @pytest.mark.parametrize("code", [1000, 1001, 3000, 4999])
 def test_a_close_is_answered(ws: H2Socket, code: int) -> None:
     assert ws.end(code) == code
+
+
+def test_a_close_that_ends_the_stream_is_answered(sockets: H2Sockets) -> None:
+    ws = sockets.socket()
+    sockets.h2.send_data(ws.number, close_frame(3001), end_stream=True)
+    sockets.flush()
+    assert ws.close_code() == 3001
+    assert ws.stream.ended
+    assert not ws.stream.reset
 
 
 def test_what_comes_after_a_close_is_not_looked_at(ws: H2Socket, api1: Client, topic: str) -> None:
