@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -158,6 +159,21 @@ def test_every_id_is_a_place_to_go_on_from(watching: Watching, api: Client, topi
 
 def _seqs(frame: Any, topic: str) -> list[int]:
     return frame.seqs if frame.event == "record" and frame["topic"] == topic else []
+
+
+def test_an_id_in_the_middle_of_a_large_backlog(watching: Watching, api: Client, topic: str) -> None:
+    """The client knows better than the server what has arrived: whatever is under way, its next one is the next."""
+    for _ in range(15):
+        api.append(topic, *["x" * 10_000] * 20)
+    for count, how in enumerate(["close", "reset", "leave"] * 5, start=1):
+        session = watching.create(topic, limit=(1, 3, 7)[count % 3])
+        first = watching.open(session)
+        first.events(count)
+        if how != "leave":  # otherwise it is taken over
+            getattr(first, how)()
+        second = watching.open(session, first.last_id)
+        assert second.event().seqs[0] == first.seqs(topic)[-1] + 1, (count, how)
+        second.close()
 
 
 def test_an_id_of_one_session_is_a_cursor_for_another(watching: Watching, api: Client, topic: str) -> None:
@@ -393,7 +409,10 @@ def test_reconnects_at_random_lose_and_repeat_nothing(watching: Watching, api: C
                 break
         chance.choice((stream.close, stream.reset, lambda: None))()  # the last one is taken over, or left alone
     writers.join()
-    assert processed == {topic: list(range(WRITTEN)) for topic in topics}
+    for topic, numbers in processed.items():
+        assert numbers == list(range(WRITTEN)), [
+            (before, after) for before, after in pairwise(numbers) if after != before + 1
+        ]
     assert connections > 3
 
 
