@@ -409,7 +409,7 @@ def test_reconnects_at_random_lose_and_repeat_nothing(watching: Watching, api: C
                 break
         chance.choice((stream.close, stream.reset, lambda: None))()  # the last one is taken over, or left alone
     writers.join()
-    for topic, numbers in processed.items():
+    for numbers in processed.values():
         assert numbers == list(range(WRITTEN)), [
             (before, after) for before, after in pairwise(numbers) if after != before + 1
         ]
