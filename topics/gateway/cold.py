@@ -291,6 +291,7 @@ class ColdLane:
                 except ApiError as error:
                     response = error_response(error)
                 if response.stream is None:
+                    tunnel.scope.deadline = trio.current_time() + limits.SLOW_CLOSE_MS / 1_000
                     await tunnel.answer(response.status, _lower(response.headers), bytes(response.body))
                 else:
                     await self._talk(life, tunnel, response.stream)

@@ -7,7 +7,7 @@ Hypercorn keeps the state and takes the turns; these are its internals, so its v
                                   stream, and often cancelled together with that
     Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection
     Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
-                                  it; priorities mean nothing (RFC 9113 gave them up), unknown parents did harm
+                                  it; priorities, which RFC 9113 gave up, are not kept (too many ended the connection)
     Connection.stream_send        a stream of ours that ends before it is sent is reset, or it stays open over there
     Connection._send_data         says when the end of a stream is with the socket
     Connection.handle             nobody goes on waiting for a connection that is gone
