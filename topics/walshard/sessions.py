@@ -107,6 +107,8 @@ class Sessions:
             session = self._sessions.get(request.wid)
             if (session is None or session.restored) and self._may_come():
                 raise ApiError("shard_unavailable", "sessions are being restored after a restart", retry_after_s=1)
+            if session is not None and session.restored and len(self._restored) < self._settings.gateways:
+                session.stale = True  # not all have said what they know, and we have waited long enough
             if session is None:
                 raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
         most = self._settings.max_sse_connections
@@ -156,7 +158,7 @@ class Sessions:
                     gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
                 return
             session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=request.epoch)
-            session.stale = session.restored = True  # somebody else may know better, and is only slower to say so
+            session.restored = True  # somebody else may know better, and is only slower to say so
             self._sessions[session.wid] = session
             self._idle.pop(session.wid, None)
             if request.stream:

@@ -38,7 +38,6 @@ class Follower(Protocol):
     @property
     def position(self) -> int: ...
     def send_always(self, message: bytes) -> None: ...
-    def consumed(self, position: int) -> bool: ...
     def wake_after(self, position: int) -> bool: ...
 
 
@@ -162,7 +161,8 @@ class Tails:
     # --- pushing ---
 
     def can_push(self) -> bool:
-        """Whether a tail that was held back may go on: its follower has taken what it was sent."""
+        """Whether a tail that was held back may go on: its follower has taken what it was sent. If not, it rings when it
+        has; a process asks this before it goes to sleep, when everything is in the rings."""
         return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
 
     def push(self) -> None:
@@ -171,7 +171,7 @@ class Tails:
         if not behind:
             return
         budget = {
-            follower: limits.PUSH_BYTES if self._ready(follower, ask=True) else 0
+            follower: limits.PUSH_BYTES if self._ready(follower) else 0
             for follower in {tail.follower for tail in behind}
         }
         turn = list(behind)
@@ -184,13 +184,13 @@ class Tails:
                     behind[tail] = None  # behind those that had no turn yet
             turn = [tail for tail in turn if tail in behind]
 
-    def _ready(self, follower: Follower, *, ask: bool = False) -> bool:
+    def _ready(self, follower: Follower) -> bool:
         if follower.outbox_bytes > limits.PUSH_BYTES:
             return False  # the ring is full; there is a wake-up when it no longer is
         mark = self._marks.get(follower, 0)
         if mark == _UNFLUSHED:
             mark = self._marks[follower] = follower.position
-        return follower.wake_after(mark) if ask else follower.consumed(mark)
+        return follower.wake_after(mark)
 
     def _push(self, tail: _Tail) -> int:
         topic = tail.topic
