@@ -112,12 +112,12 @@ class RingWriter(_Ring):
 
     def wake_after(self, position: int) -> bool:
         """The same; and if it has not, it rings when it next takes something."""
-        if self._words[layout.WORD_HEAD] >= position:
+        if self.consumed(position):
             return True
         self._words[layout.WORD_WANTS] = 1
         with _fence:
             pass
-        return self._words[layout.WORD_HEAD] >= position
+        return self.consumed(position)
 
     def _fill(self) -> int:
         outbox = self._outbox

@@ -161,8 +161,8 @@ class Tails:
     # --- pushing ---
 
     def can_push(self) -> bool:
-        """Whether a tail that was held back may go on: its follower has taken what it was sent. If not, it rings when it
-        has; a process asks this before it goes to sleep, when everything is in the rings."""
+        """Whether a tail that was held back may go on: its follower has taken what it was sent. If not, it rings when
+        it has; a process asks this before it goes to sleep, when everything is in the rings."""
         return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
 
     def push(self) -> None:
