@@ -1,8 +1,9 @@
 """Gateways and shards in one process, joined by real rings on plain memory and stepped by hand.
 
 A gateway is everything between its sockets and its rings: the hot lane, calls, feeds, streams. Its sockets are `Pipe`s,
-which take as many bytes as the test lets them. A shard is model.Shard with links. Each has a bell that remembers that
-it was rung, so a test can also tell a wake-up that was forgotten from one that was only not needed yet.
+which take as many bytes as the test lets them. A shard is model.Shard with links. Both sleep as processes do: after a
+round they look for work once more, and then only a bell, a socket or a finished sync wakes them. So a wake-up that was
+forgotten shows as something that never arrives.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Gateway:
     def __init__(self, settings: Settings, *, shards: int = 1, now_ns: int = 1_000 * SECOND) -> None:
         self.settings = settings
         self.bell = Bell()
+        self.stays_awake = True  # it saw work before it would have gone to sleep
         self.calls = Calls(shards=shards, timeout_ms=600_000)
         self.feeds = Feeds(self.calls, shards=shards)
         self.streams = Streams(settings=settings, calls=self.calls, feeds=self.feeds)
@@ -175,12 +177,17 @@ class Gateway:
                 events.append((fd, event))
         return events
 
-    def has_work(self) -> bool:
-        return self.bell.rung or self.calls.has_answers() or bool(self._events())
+    @property
+    def is_awake(self) -> bool:
+        return self.stays_awake or self.bell.rung or bool(self._events())
 
     def round(self) -> None:
         """What process.Gateway does between two waits."""
         self.bell.rung = False
+        self._round()
+        self.stays_awake = self.calls.has_answers()
+
+    def _round(self) -> None:
         lane, calls, streams = self.lane, self.calls, self.streams
         lane.begin_round()
         streams.now_ns = self.now_ns
@@ -231,19 +238,16 @@ class ShardProcess:
     def __init__(self, folder: os.PathLike[str] | str, **settings: Any) -> None:
         self.shard = Shard(folder, **settings)
         self.bell = Bell()
+        self.stays_awake = True
         self.links: dict[Gateway, Link] = {}
 
     @property
     def engine(self) -> Any:
         return self.shard.engine
 
-    def has_work(self) -> bool:
-        return (
-            self.bell.rung
-            or self.shard.syncer.busy
-            or any(link.has_work() for link in self.links.values())
-            or self.engine.tails.can_push()
-        )
+    @property
+    def is_awake(self) -> bool:
+        return self.stays_awake or self.bell.rung or self.shard.syncer.busy
 
     def round(self, *, sync: bool = True) -> None:
         """What process.Shard does between two waits."""
@@ -259,6 +263,7 @@ class ShardProcess:
         engine.tails.push()
         for link in self.links.values():
             link.flush()
+        self.stays_awake = any(link.has_work() for link in self.links.values()) or engine.tails.can_push()
 
 
 class Sink:
@@ -355,10 +360,12 @@ class House:
             gateway.now_ns = self.now_ns
 
     def settle(self, *, most: int = 3_000) -> None:
-        """Run whoever has been woken, or sees work before it would sleep, until nobody does."""
-        everyone = [*self.shards, *self.gateways]
+        """Run whoever is awake until nobody is. Shards may have been asked directly: they look."""
+        for shard in self.shards:
+            shard.stays_awake |= shard.shard.is_open
+        everyone: list[ShardProcess | Gateway] = [*self.shards, *self.gateways]
         for _ in range(most):
-            awake = [process for process in everyone if process.has_work()]
+            awake = [process for process in everyone if process.is_awake]
             if not awake:
                 return
             for process in awake:

@@ -659,6 +659,31 @@ def test_over_a_ring_the_reader_s_drain_lets_the_next_push_go(stage: Stage) -> N
     assert [message[0] for message in gateway.drain()] == [Op.TAIL]
 
 
+def test_over_a_ring_the_rest_of_a_burst_follows_when_the_first_part_was_taken(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes to sleep with more to push has asked to be woken."""
+    monkeypatch.setattr(limits, "PUSH_BYTES", 100)
+    gateway_bell, shard_bell = Bell(), Bell()
+    gateway, shard = join(gateway_bell, shard_bell)
+    stage.append("t", records(1))
+    stage.follow(shard.writer, limit=1)
+    stage.append("t", records(8))
+    got: list[int] = []
+    for _ in range(20):
+        stage.tails.push()
+        shard.flush()
+        shard_bell.rung = False
+        asleep = not stage.tails.can_push()  # the last look before it sleeps
+        for message in gateway.drain():
+            if message[0] == Op.TAIL:
+                got += seqs(bytes(messages.decode_answer(message)[1]))
+        if got == list(range(2, 10)):
+            break
+        assert not asleep or shard_bell.rung, f"asleep for good with {got}"
+    assert got == list(range(2, 10))
+
+
 @examples(60)
 @given(
     steps=st.lists(
