@@ -234,13 +234,11 @@ class ColdLane:
 
     async def _outcome(self) -> Outcome:
         body = await self._body()
-        target = current.scope["raw_path"].decode("latin-1")
+        target = current.scope["raw_path"].decode("ascii")
         if query := current.scope["query_string"]:
-            target = f"{target.partition('?')[0]}?{query.decode('latin-1')}"
+            target = f"{target.partition('?')[0]}?{query.decode('ascii')}"
         if len(target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
-        if not target.isascii():
-            raise invalid("the request target must be valid text")
         route = self._routes.find(current.scope["method"], target)
         if self._handlers.draining:
             raise shutting_down()

@@ -158,7 +158,7 @@ class Connection(H2Protocol):  # type: ignore[misc]
             stream_id,
         )
         method = head[b":method"].decode("latin-1")
-        path = quote_from_bytes(head[b":path"], safe=_ASCII).encode()
+        path = quote_from_bytes(head[b":path"], safe=_ASCII).encode()  # other bytes can't be in it; Hypercorn decodes
         await stream.handle(Request(stream_id, headers, "2", method, path, self.connection_state))
 
     async def _handle_events(self, events: list[Event]) -> None:
