@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from delivery import SECOND, UNLIMITED, House, WsClient
-from model import Record
+from hypothesis import given
+from hypothesis import strategies as st
+from model import Record, examples
 from websockets.frames import CloseCode, Frame, Opcode
 
 from topics import limits
@@ -542,6 +544,116 @@ def test_the_largest_message(house: House, client: WsClient) -> None:
     text = b'{"op":"ping"}'
     said = raw(house, client, frame(Opcode.TEXT, text + b" " * (20_000 - len(text))))
     assert ops(said) == ["pong"]
+
+
+# --- anything at all -----------------------------------------------------------------------------------
+
+_pieces = st.one_of(
+    st.binary(max_size=30),
+    st.binary(max_size=20).map(lambda data: frame(Opcode.TEXT, data)),
+    st.builds(
+        frame,
+        st.sampled_from([Opcode.TEXT, Opcode.CONT, Opcode.BINARY]),
+        st.sampled_from([b"", b'{"op":"ping"}', b"\xff", b"{"]),
+        fin=st.booleans(),
+        mask=st.sampled_from([True, True, True, False]),
+    ),
+    st.builds(
+        frame,
+        st.sampled_from([Opcode.PING, Opcode.PONG, Opcode.CLOSE]),
+        st.sampled_from([b"", b"\x03\xe8", b"\x03\xe8bye", b"\x03", b"\0\0", b"\x03\xe8\xff"]),
+    ),
+)
+
+
+@examples(150)
+@given(pieces=st.lists(_pieces, max_size=8), cut=st.integers(1, 40))
+def test_any_bytes_end_a_socket_or_leave_it_usable(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], cut: int
+) -> None:
+    house = shared_house(tmp_path_factory)
+    client = connect(house)
+    data = b"".join(pieces)
+    for at in range(0, len(data), cut):
+        client.pipe.inbox += data[at : at + cut]
+        house.settle()
+    client.read()
+    if client.close_code is None:
+        assert not client.over
+    else:
+        assert client.over
+    client.pipe.ended = True
+    house.settle()
+    assert len(house.gateways[0].streams) == house.shards[0].engine.sessions.streams == 0
+    assert house.gateways[0].faults == []
+
+
+_values = st.one_of(
+    st.sampled_from(["t", "new", "a/b", "", "é", 0, 1, -1, 2**64, 1.5, True, None, [], {}, ["t"], {"t": {}}]),
+    st.sampled_from(
+        [{"t": {"tail": True}}, [{"data": 1}], [{"data": 1, "tag": "x"}], [{"data": None, "meta": {}}], [{}]]
+    ),
+    st.sampled_from([{"cap_records": 3}, {"durability": "ephemeral"}, {"ttl_ms": "x"}, "strong", "k" * 300]),
+)
+_FIELDS = [
+    "topic",
+    "topics",
+    "from_seq",
+    "tail",
+    "node",
+    "limit",
+    "max_batch_bytes",
+    "include_data",
+    "consistency",
+    "lenient",
+    "records",
+    "create",
+    "config",
+    "idempotency_key",
+    "return_seqs",
+]
+
+
+@examples(200)
+@given(
+    commands=st.lists(
+        st.tuples(
+            st.sampled_from(["subscribe", "unsubscribe", "publish", "publish", "ping", "nothing"]),
+            st.dictionaries(st.sampled_from(_FIELDS), _values, max_size=4),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_command_has_one_reply(
+    tmp_path_factory: pytest.TempPathFactory, commands: list[tuple[str, dict[str, Any], bool]]
+) -> None:
+    house = shared_house(tmp_path_factory)
+    client = connect(house)
+    sent = []
+    for number, (op, fields, likely) in enumerate(commands):
+        usual = {"topic": "t", "records": [{"data": 1}]} if likely and "topics" not in fields else {}
+        sent.append({**usual, **fields, "op": op, "request_id": number})
+    said = talk(house, client, *sent)
+    replies = [one for one in said if one["op"] in ("subscribed", "unsubscribed", "ack", "pong", "error")]
+    assert sorted(one["request_id"] for one in replies) == list(range(len(commands)))
+    assert not client.over
+    client.pipe.ended = True
+    house.settle()
+    assert house.gateways[0].faults == []
+    assert len(house.gateways[0].feeds) == 0
+
+
+_houses: list[House] = []
+
+
+def shared_house(factory: pytest.TempPathFactory) -> House:
+    """One for all examples: each leaves nothing behind but records."""
+    if not _houses or not _houses[0].shards[0].shard.is_open:
+        _houses[:] = [House(factory.mktemp("sockets"))]
+        _houses[0].shards[0].shard.append("t", [Record(b"1")])
+    return _houses[0]
 
 
 # --- ends ----------------------------------------------------------------------------------------------
