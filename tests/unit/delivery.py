@@ -71,6 +71,7 @@ class Pipe:
         self.window = window
         self.inbox = bytearray()  # from the client
         self.ended = False  # the client sends no more
+        self.reset = False  # the client is gone, with bytes unread
         self.took = bytearray()  # to the client
         self.shut = False  # the server sends no more
         self.closed = False
@@ -90,9 +91,11 @@ class Pipe:
 
     @property
     def readable(self) -> bool:
-        return bool(self.inbox) or self.ended
+        return bool(self.inbox) or self.ended or self.reset
 
     def send(self, data: bytes | memoryview) -> int:
+        if self.reset:
+            raise BrokenPipeError
         if self.window <= 0:
             raise BlockingIOError
         taken = min(self.window, len(data))
@@ -101,6 +104,8 @@ class Pipe:
         return taken
 
     def recv_into(self, view: memoryview, most: int = 0) -> int:
+        if self.reset:
+            raise ConnectionResetError
         if not self.inbox and not self.ended:
             raise BlockingIOError
         taken = min(len(self.inbox), most or len(view))
@@ -109,6 +114,8 @@ class Pipe:
         return taken
 
     def recv(self, most: int) -> bytes:
+        if self.reset:
+            raise ConnectionResetError
         if not self.inbox and not self.ended:
             raise BlockingIOError
         data = bytes(self.inbox[:most])
@@ -173,6 +180,8 @@ class Gateway:
             event = select.EPOLLIN if pipe.readable and interest & select.EPOLLIN else 0
             if interest & select.EPOLLOUT and pipe.window > 0:
                 event |= select.EPOLLOUT
+            if pipe.reset:
+                event |= select.EPOLLHUP | select.EPOLLERR  # whether they are asked for or not
             if event:
                 events.append((fd, event))
         return events
@@ -597,6 +606,8 @@ class WsClient:
             if self.answer is None:
                 return []
             self._seen = self.pipe.took.index(b"\r\n\r\n") + 4
+        if self.answer.status != 101:
+            return []
         fresh = bytes(self.pipe.took[self._seen :])
         self._seen += len(fresh)
         self.protocol.receive_data(fresh)

@@ -15,7 +15,18 @@ from random import Random
 from typing import Any
 
 import pytest
-from delivery import SECOND, UNLIMITED, Event, House, ShardProcess, SseClient, open_request, send, watch_request
+from delivery import (
+    SECOND,
+    UNLIMITED,
+    Event,
+    House,
+    ShardProcess,
+    SseClient,
+    WsClient,
+    open_request,
+    send,
+    watch_request,
+)
 from model import EXHAUSTIVE, Record, batch_of
 
 from topics import limits
@@ -143,6 +154,16 @@ class Session:
         return min(self.limit * LARGEST, self.max_bytes + LARGEST + 80 * self.limit) + 400
 
 
+@dataclass
+class Socket:
+    """A WebSocket with all its subscriptions of one kind."""
+
+    client: WsClient
+    gateway: int
+    view: Session  # its places are those it is subscribed to
+    asked: list[tuple[int, str, list[str]]] = field(default_factory=list)  # in order: replies come so
+
+
 class Machine:
     def __init__(self, *, ring_bytes: int, **bounds: int) -> None:
         self._limits = {name: getattr(limits, name) for name in SMALL}
@@ -158,6 +179,7 @@ class Machine:
         self.home_is_young = False  # it has come back, and gateways may not have told it all they know
         self.numbers = 0
         self.sessions: list[Session] = []
+        self.sockets: list[Socket] = []
         self.ending: list[SseClient] = []  # taken over: they must end
 
     def teardown(self) -> None:
@@ -169,6 +191,7 @@ class Machine:
     def check(self) -> None:
         """After every step."""
         self.clients_read()
+        self.sockets_read()
         self.backlogs_are_bounded()
 
     def owner(self, name: str) -> ShardProcess | None:
@@ -310,15 +333,96 @@ class Machine:
                 if self.topic(name) is not None:
                     self.append(name, [0, size], None, None, False, TopicConfig())
 
-    def close(self, number: int) -> None:
+    def close(self, number: int, reset: bool) -> None:
         session = self.pick(number)
         if session is not None and session.client is not None:
             session.client.close()
+            session.client.pipe.reset = reset
 
     def let_through(self, number: int, window: int) -> None:
         session = self.pick(number)
         if session is not None and session.client is not None:
             session.client.pipe.window = window
+
+    # --- sockets ---
+
+    def connect(self, gateway: int, nodes: list[str], limit: int) -> None:
+        if len(self.sockets) < 2:
+            client = WsClient(self.house.gateways[gateway])
+            self.sockets.append(Socket(client, gateway, Session("", [], nodes, limit, 2_500, gateway, {})))
+
+    def command(self, number: int, op: str, names: list[str], tail: bool) -> None:
+        if not self.sockets:
+            return
+        socket = self.sockets[number % len(self.sockets)]
+        self.numbers += 1
+        command: dict[str, Any] = {"op": op, "request_id": self.numbers}
+        if op == "subscribe":
+            command["topics"] = {name: {"tail": tail} for name in names}
+            view = socket.view
+            command |= {"node": view.nodes or None, "limit": view.limit, "max_batch_bytes": view.max_bytes}
+        elif op == "unsubscribe":
+            command["topics"] = names
+        socket.asked.append((self.numbers, op, names))
+        socket.client.send(command)
+
+    def let_socket_through(self, number: int, window: int) -> None:
+        if self.sockets:
+            self.sockets[number % len(self.sockets)].client.pipe.window = window
+
+    def disconnect(self, number: int) -> None:
+        if self.sockets:
+            self.sockets.pop(number % len(self.sockets)).client.pipe.reset = True
+
+    def sockets_read(self) -> None:
+        for socket in list(self.sockets):
+            for said in socket.client.read():
+                self.hear(socket, said)
+            client = socket.client
+            refused = client.answer is not None and client.answer.status in (429, 503)
+            if client.close_code is not None:
+                assert client.close_code == 1013, "only a slow client is closed"
+            if refused or client.close_code is not None:
+                client.pipe.ended = True
+                self.sockets.remove(socket)
+            else:
+                assert not client.over
+
+    def hear(self, socket: Socket, said: dict[str, Any]) -> None:
+        op, view = said["op"], socket.view
+        if "request_id" in said:
+            asked, wanted, names = socket.asked.pop(0)
+            assert said["request_id"] == asked, "replies come in the order of the commands"
+            if op == "subscribed":
+                assert list(said["topics"]) == names
+                for name, place in said["topics"].items():
+                    view.places[name] = Place(None, place["from_seq"])
+            elif op == "unsubscribed":
+                for name in names:
+                    view.places.pop(name, None)
+            else:
+                assert (wanted, op) in (("ping", "pong"), ("subscribe", "error"))
+                if op == "error":
+                    assert said["code"] in ("topic_not_found", "shard_unavailable", "throttled")
+            return
+        if op == "error":
+            assert said["code"] == "request_timeout"
+            return
+        name = said["topic"]
+        assert name in view.places, f"{said} of a topic that it is not subscribed to"
+        place = view.places[name]
+        if op == "record":
+            self.take_record(view, place, Event("record", None, said))
+        elif op == "tombstone":
+            behind = said["earliest_seq"] - 1 if said["reason"] == "recreated" else said["gap_to"]
+            self.take_tombstone(view, place, Event("tombstone", {name: behind}, said))
+        elif op == "caught_up":
+            self.take_caught_up(view, place, Event("caught-up", None, said))
+        else:
+            assert op == "topic_deleted"
+            assert place.life is None or self.truth.lives[place.life].dropped, "it still exists"
+            del view.places[name]
+        place.fresh = False
 
     # --- steps ---
 
@@ -352,6 +456,13 @@ class Machine:
             shard.shard.wall.pass_ms(seconds * 1_000)
         for gateway in self.house.gateways:
             gateway.round()
+        if seconds > 3:
+            self.sockets_say_something(seconds)
+
+    def sockets_say_something(self, seconds: int) -> None:
+        """So that they are not taken for dead."""
+        for number in range(len(self.sockets)):
+            self.command(number, "ping", [], False)
 
     def flush(self, name: str) -> None:
         """What is in the log goes into a segment."""
@@ -398,6 +509,8 @@ class Machine:
 
     def gateway_dies(self, number: int) -> None:
         self.clients_read()
+        self.sockets_read()
+        self.sockets = [socket for socket in self.sockets if socket.gateway != number]
         for session in self.sessions:
             if number in (session.gateway, session.opening_at):
                 session.uncertain = True
@@ -598,11 +711,14 @@ class Machine:
                     client.pipe.window = UNLIMITED
         for client in self.ending:
             client.pipe.window = UNLIMITED
+        for socket in self.sockets:
+            socket.client.pipe.window = UNLIMITED
         for _ in range(3):
             self.settle()
             self.time_passes(1)
         self.settle()
         self.clients_read()
+        self.sockets_read()
         assert not any(gateway.faults for gateway in self.house.gateways)
         for client in self.ending:
             assert client.over, "it was taken over and is still open"
@@ -612,11 +728,15 @@ class Machine:
         for session in self.sessions:
             assert session.opening is None, "an open was never answered"
             if session.client is not None:
-                self.check_live(session, session.client)
+                self.check_live(session, dict(zip(session.topics, session.client.stream._cursors, strict=True)))
+        for socket in self.sockets:
+            assert socket.asked == [], "commands without a reply"
+            self.check_live(socket.view, socket.client.socket._cursors)
         self.check_books()
 
-    def check_live(self, session: Session, client: SseClient) -> None:
-        for name, cursor in zip(session.topics, client.stream._cursors, strict=True):
+    def check_live(self, session: Session, cursors: dict[str, Any]) -> None:
+        assert set(cursors) == set(session.places)
+        for name, cursor in cursors.items():
             place = session.places[name]
             topic = self.topic(name)
             if place.gone:
@@ -638,7 +758,7 @@ class Machine:
         """What each thinks of the others."""
         gateways = self.house.gateways
         open_streams = sum(len(gateway.streams) for gateway in gateways)
-        assert open_streams == sum(session.client is not None for session in self.sessions)
+        assert open_streams == sum(session.client is not None for session in self.sessions) + len(self.sockets)
         home = self.house.shards[0].engine.sessions
         assert home.streams == open_streams
         assert home.sessions >= len({session.wid for session in self.sessions if session.client is not None})
@@ -650,6 +770,8 @@ class Machine:
         for session in self.sessions:
             if session.client is not None:
                 session.client.close()
+        while self.sockets:
+            self.disconnect(0)
         self.settle()
         assert [len(gateway.feeds) for gateway in self.house.gateways] == [0, 0]
         assert [len(gateway.streams) for gateway in self.house.gateways] == [0, 0]
@@ -712,8 +834,20 @@ STEPS: dict[str, tuple[int, dict[str, list[Any]]]] = {
         },
     ),
     "open_amid_writes": (4, {"number": list(range(5)), "gateway": [0, 1], "size": [0, 300]}),
-    "close": (4, {"number": list(range(5))}),
+    "close": (4, {"number": list(range(5)), "reset": [False, True]}),
     "let_through": (8, {"number": list(range(5)), "window": [0, 0, 0, 40, 1_000, 5_000, UNLIMITED, UNLIMITED]}),
+    "connect": (2, {"gateway": [0, 1], "nodes": [[], [], ["n1"]], "limit": [3, 100]}),
+    "command": (
+        8,
+        {
+            "number": [0, 1],
+            "op": ["subscribe", "subscribe", "unsubscribe", "ping"],
+            "names": [NAMES[:1], NAMES[1:2], NAMES, NAMES[1:]],
+            "tail": [False, True],
+        },
+    ),
+    "let_socket_through": (2, {"number": [0, 1], "window": [0, 40, 5_000, UNLIMITED]}),
+    "disconnect": (1, {"number": [0, 1]}),
     "gateway_round": (20, {"gateway": [0, 1]}),
     "shard_round": (20, {"shard": list(range(SHARDS)), "sync": [False, True]}),
     "rest": (2, {}),
