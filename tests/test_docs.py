@@ -120,7 +120,8 @@ def test_the_documented_defaults_are_the_real_ones() -> None:
         if name in ("TOPICS_API_KEYS", "TOPICS_WAL_SHARDS"):
             continue  # refused; one per core
         value = getattr(real, field)
-        expected = "auto" if field == "spin_us" else words[value] if isinstance(value, bool | tuple | None) else str(value)
+        shown = words[value] if isinstance(value, bool | tuple | None) else str(value)
+        expected = "auto" if field == "spin_us" else shown
         assert variable.default == expected, name
 
 
