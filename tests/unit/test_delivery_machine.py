@@ -931,7 +931,7 @@ def run_walks(seeds: range, *, steps: int, without: set[str]) -> None:
             raise AssertionError(f"seed {seed} fails, but not every time")
 
 
-SEEDS = range(2_000) if EXHAUSTIVE else range(30)
+SEEDS = range(2_000) if EXHAUSTIVE else range(60)
 
 
 @pytest.mark.timeout(7200 if EXHAUSTIVE else 120)

@@ -670,3 +670,77 @@ def test_books_are_kept_in_any_mix(steps: list[tuple[str, int, int]]) -> None:
             if queue:
                 [number] = [number for number, (_, known) in alive.items() if known == name]
                 assert number in told, "somebody waits for a stream that was not told to close"
+
+
+def consistent(home: Home) -> None:
+    table = home.table
+    for number, (_, session) in table._streams.items():
+        if session is not None:
+            assert session.stream == number
+            assert table._sessions[session.wid] is session
+    for wid, session in table._sessions.items():
+        assert (session.stream in table._streams) == bool(session.stream)
+        assert (wid in table._idle) == (not session.stream)
+        assert session.stream or not session.waiting, "somebody waits for nobody"
+    assert set(table._idle) <= set(table._sessions)
+
+
+@examples(200)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["create", "open", "open", "socket", "close", "discard", "save", "die", "time", "restore", "stream"]
+            ),
+            st.integers(0, 2),
+            st.integers(0, 2),
+            st.integers(0, 4),
+        ),
+        max_size=60,
+    )
+)
+def test_any_event_in_any_state_leaves_the_table_whole(steps: list[tuple[str, int, int, int]]) -> None:
+    home = Home(gateways=3)
+    gateways = [Gateway(f"g{number}") for number in range(3)]
+    asked: set[tuple[str, int]] = set()
+    numbers: list[int] = []
+    for at, (step, which, where, more) in enumerate(steps):
+        gateway, wid = gateways[where], f"w{which}"
+        number = numbers[more % len(numbers)] if numbers else 5
+        try:
+            if step == "create":
+                home.create(f"{wid}.{at}", gateway)
+            elif step == "open":
+                opened = home.open(wid, gateway)
+                if isinstance(opened, int):
+                    asked.add((gateway.name, opened))
+                else:
+                    numbers.append(opened.stream)
+            elif step == "socket":
+                numbers.append(home.open(None, gateway).stream)
+            elif step == "close":
+                home.close(number, gateway, at)
+            elif step == "discard":
+                home.close(number, gateway)
+            elif step == "save":
+                home.save(number, gateway, at)
+            elif step == "die":
+                home.table.gateway_gone(gateway)
+                asked = {(name, correlation) for name, correlation in asked if name != gateway.name}
+                home.all_restored(gateway)
+            elif step == "time":
+                home.now_ms += TTL_MS // 3 * more
+            elif step == "restore":
+                home.restore(wid, gateway, at, epoch=more, idle_ms=TTL_MS // 3 * more)
+            else:
+                numbers.append(1_000 + at)
+                home.restore(wid, gateway, at, epoch=more, stream=1_000 + at)
+        except ApiError as error:
+            if error.code not in ("not_found", "shard_unavailable"):
+                raise
+        for each in gateways:
+            for correlation, opened in each.granted():
+                assert (each.name, correlation) in asked, "answered, but not asked, or not any more"
+                asked.remove((each.name, correlation))
+                numbers.append(opened.stream)
+        consistent(home)
