@@ -165,8 +165,8 @@ def test_an_id_in_the_middle_of_a_large_backlog(watching: Watching, api: Client,
     """The client knows better than the server what has arrived: whatever is under way, its next one is the next."""
     for _ in range(15):
         api.append(topic, *["x" * 10_000] * 20)
-    for count, how in enumerate(["close", "reset", "leave"] * 5, start=1):
-        session = watching.create(topic, limit=(1, 3, 7)[count % 3])
+    for count, how in enumerate(["close", "reset", "leave"] * 8, start=1):
+        session = watching.create(topic, limit=(1, 3, 7)[count % 4 % 3])
         first = watching.open(session)
         first.events(count)
         if how != "leave":  # otherwise it is taken over
