@@ -371,15 +371,14 @@ class ColdOutlet:
     def resume(self) -> None: ...
 
     async def take(self) -> bytes | None:
-        """What is to be sent next; None at the end."""
+        """What is to be sent next, None at the end. One write at a time: a client that has the first of several frames
+        must not find its session before it."""
         while not self._queue:
             if self.closing:
                 return None
             self._more = trio.Event()
             await self._more.wait()
-        data = b"".join(self._queue)
-        self._queue.clear()
-        return data
+        return self._queue.popleft()
 
     def taken(self, size: int) -> None:
         self.sent += size
