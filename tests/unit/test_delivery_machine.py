@@ -571,7 +571,8 @@ class Machine:
                 place.may_rewind = True
                 place.at = place.highest  # that an id had taken it back may have been forgotten
             place.may_rewind |= session.may_be_lost
-            place.start = -1 if place.may_rewind else place.at
+            # What is passed over silently is not always saved, so a watcher with nodes may begin further back.
+            place.start = -1 if place.may_rewind or session.nodes else place.at
         session.uncertain = session.may_be_lost = False
         for event in fresh:
             self.take(session, event)
