@@ -20,6 +20,7 @@ import msgspec
 
 from topics.errors import ApiError
 from topics.storage.config import TopicConfig, TopicType
+from topics.storage.routers import Guarantee
 
 ENVELOPE = struct.Struct("<BBHIQQ")
 _HEAD_LEN = struct.Struct("<4xI")
@@ -52,6 +53,18 @@ class Op(enum.IntEnum):
     CLOSE_STREAM = 19  # no answer
     TAKE_STREAM = 20  # home to gateway, no answer: somebody else opened it, close it and say where it was
     RESTORE_SESSION = 21  # no answer
+    FOLLOW_HEAD = 22  # tell me when something is published; then HEAD_MOVED and TOPIC_GONE under the same correlation
+    HEAD_MOVED = 23  # shard to follower, no answer
+    READ_RAW = 24  # records as they are stored
+    OPEN_PIPE = 25  # this topic gets copies of that one's records
+    FORWARD = 26  # some of them
+    CLOSE_PIPE = 27
+    LIST_PIPES = 28
+    PUT_ROUTER = 29
+    GET_ROUTER = 30
+    DROP_ROUTER = 31
+    LIST_ROUTERS = 32
+    DROP_ROUTERS_OF = 33  # a topic is gone
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -101,6 +114,7 @@ class PutTopic(_Message, frozen=True):
     topic: str
     config: TopicConfig
     type: TopicType | None  # None: keep the type of a topic that exists
+    create_only: bool = False  # leave one that exists as it is
 
 
 class TopicPut(_Message, frozen=True):
@@ -294,6 +308,151 @@ class RestoreSession(_Message, frozen=True):
     idle_ms: int
 
 
+# --- forwarding ---
+
+
+class FollowHead(_Message, frozen=True):
+    topic: str
+    topic_id: int
+
+
+class HeadMoved(_Message, frozen=True):
+    head_seq: int
+
+
+class ReadRaw(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    from_seq: int
+    limit: int
+    max_bytes: int
+
+
+class RawPiece(_Message, frozen=True):
+    """What lies between two cursors, as it is stored. The body is a batch (storage/columns.py) of `count` records."""
+
+    to_seq: int
+    head_seq: int
+    count: int
+    seqs: list[tuple[int, int]]  # the records' seqs, as (first, count) runs
+    lost: int  # seqs behind the cursor whose records caps or TTL took
+    complete: bool  # no seq in between was ever removed
+    hops: list[int] | None  # how many routers of a ring each has passed, if any has
+
+
+class OpenPipe(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    source_id: int
+    at: int  # where to begin, if there is no such pipe yet
+
+
+class PipeOpened(_Message, frozen=True):
+    at: int
+    forwarded: dict[str, int]
+
+
+class Forward(_Message, frozen=True):
+    """The body is a batch of `count` records, or empty."""
+
+    topic: str
+    topic_id: int
+    source_id: int
+    from_seq: int  # of the source; refused if the pipe stands somewhere else
+    to_seq: int
+    count: int
+    size: int
+    lost: int
+    complete: bool
+    level: bool  # it ends at the source's head
+    counts: dict[str, int]  # copies by router
+    hops: list[int] | None
+
+
+class Forwarded(_Message, frozen=True):
+    at: int  # where the pipe stands now
+
+
+class ClosePipe(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    source_id: int
+
+
+class PipeClosed(_Message, frozen=True):
+    at: int | None  # None: there was none
+    forwarded: dict[str, int]
+
+
+class ListPipes(_Message, frozen=True):
+    pass
+
+
+class PipeRow(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    source_id: int
+    at: int
+
+
+class PipesListed(_Message, frozen=True):
+    rows: list[PipeRow]
+
+
+class PutRouter(_Message, frozen=True):
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    filter: list[str] | None
+    allow_cycle: bool
+    guarantee: Guarantee
+
+
+class RouterRow(_Message, frozen=True):
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    filter: list[str] | None
+    allow_cycle: bool
+    guarantee: Guarantee
+    forwarded_total: int
+    created: bool = False
+
+
+class GetRouter(_Message, frozen=True):
+    router: str
+
+
+class DropRouter(_Message, frozen=True):
+    router: str
+
+
+class RoutersDropped(_Message, frozen=True):
+    routers: list[str]
+
+
+class ListRouters(_Message, frozen=True):
+    prefix: str
+    source: str | None
+    dest: str | None
+    after: str
+    limit: int
+
+
+class RoutersListed(_Message, frozen=True):
+    rows: list[RouterRow]
+    more: bool
+
+
+class DropRoutersOf(_Message, frozen=True):
+    topic: str
+
+
 class Failure(_Message, frozen=True):
     code: str
     message: str
@@ -318,6 +477,17 @@ REQUESTS: dict[Op, type[_Message]] = {
     Op.SAVE_CURSORS: SaveCursors,
     Op.CLOSE_STREAM: CloseStream,
     Op.RESTORE_SESSION: RestoreSession,
+    Op.FOLLOW_HEAD: FollowHead,
+    Op.READ_RAW: ReadRaw,
+    Op.OPEN_PIPE: OpenPipe,
+    Op.FORWARD: Forward,
+    Op.CLOSE_PIPE: ClosePipe,
+    Op.LIST_PIPES: ListPipes,
+    Op.PUT_ROUTER: PutRouter,
+    Op.GET_ROUTER: GetRouter,
+    Op.DROP_ROUTER: DropRouter,
+    Op.LIST_ROUTERS: ListRouters,
+    Op.DROP_ROUTERS_OF: DropRoutersOf,
 }
 ANSWERS: dict[Op, type[_Message]] = {
     Op.DIFF: Diffed,
@@ -334,6 +504,18 @@ ANSWERS: dict[Op, type[_Message]] = {
     Op.CREATE_SESSION: SessionCreated,
     Op.OPEN_STREAM: StreamOpened,
     Op.TAKE_STREAM: TakeStream,
+    Op.FOLLOW_HEAD: Following,
+    Op.HEAD_MOVED: HeadMoved,
+    Op.READ_RAW: RawPiece,
+    Op.OPEN_PIPE: PipeOpened,
+    Op.FORWARD: Forwarded,
+    Op.CLOSE_PIPE: PipeClosed,
+    Op.LIST_PIPES: PipesListed,
+    Op.PUT_ROUTER: RouterRow,
+    Op.GET_ROUTER: RouterRow,
+    Op.DROP_ROUTER: RoutersDropped,
+    Op.LIST_ROUTERS: RoutersListed,
+    Op.DROP_ROUTERS_OF: RoutersDropped,
 }
 _request_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in REQUESTS.items()}
 _answer_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in ANSWERS.items()}

@@ -165,6 +165,26 @@ class Columns:
         return size
 
 
+    def pick(self, indexes: Sequence[int]) -> bytes:
+        """A body of these records alone, in this order. Their times are left out: whoever takes them has its own."""
+        data = self.data()
+        tags = nodes = metas = None
+        if self._tags:
+            all_tags = self.tags()
+            tags = [all_tags[index] for index in indexes]
+        if self._nodes:
+            all_nodes = self.nodes()
+            nodes = [all_nodes[index] for index in indexes]
+        if self._metas:
+            all_metas = self.metas()
+            metas = [None if (meta := all_metas[index]) is None else Raw(meta) for index in indexes]
+        return pack([data[index] for index in indexes], tags=tags, nodes=nodes, metas=metas)
+
+    def timeless(self) -> bytes:
+        """The whole body without its times."""
+        return _join(b"", self._tags, self._nodes, self._metas, self._data)
+
+
 def _raws(column: bytes) -> list[bytes | None]:
     return [None if raw == b"null" else raw for raw in map(bytes, _decode_raws(column))]
 

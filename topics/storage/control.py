@@ -7,6 +7,13 @@ import msgspec
 from topics.storage.config import TopicConfig
 
 
+class PipeFrame(msgspec.Struct, array_like=True, frozen=True):
+    """The topic holds copies of another one's records (a router's destination)."""
+
+    source_id: int
+    at: int  # the source's seq up to which it has been copied, when this was written
+
+
 class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     """A topic was created or configured; the frame's topic id is the instance."""
 
@@ -16,6 +23,7 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     ceiling: int
     cap_seq: int = 0  # what caps and TTL had taken by then, before the new config
     ttl_seq: int = 0
+    pipe: PipeFrame | None = None
 
 
 class HeadFrame(msgspec.Struct, array_like=True, frozen=True):

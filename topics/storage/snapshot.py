@@ -30,6 +30,14 @@ class KeyState(msgspec.Struct, array_like=True):
     ts: int
 
 
+class PipeState(msgspec.Struct, array_like=True):
+    """How far another topic's records have been copied into this one. The copies up to here are in segments."""
+
+    source_id: int
+    at: int  # the source's seq
+    forwarded: dict[str, int]  # by router: copies made, ever
+
+
 class TopicState(msgspec.Struct, array_like=True):
     id: int
     name: str
@@ -51,6 +59,9 @@ class TopicState(msgspec.Struct, array_like=True):
     segments: list[SegmentState]
     keys: list[KeyState]
     holes: list[tuple[int, int]]  # seqs whose records a restart takes or took: they were in memory only
+    pipe: PipeState | None = None
+    trims: list[tuple[int, int]] = []  # seqs that stand for records which the source had lost before they were copied
+    hops: list[tuple[int, int, int]] = []  # first seq, last seq, routers passed in a ring; only what may go round again
 
 
 class ShardState(msgspec.Struct, array_like=True):

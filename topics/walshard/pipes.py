@@ -1,0 +1,392 @@
+"""Copies of another topic's records, made by routers: derived, so they are not logged again.
+
+A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows in memory
+until the mover writes them into segments; the snapshot that names those carries the pipe's position too, so position and
+copies can't disagree. Rules:
+
+- a FORWARD says where it begins. If the pipe stands elsewhere nothing happens and the forwarder is told where: nobody
+  can copy a record twice or leave one out.
+- seqs that were given out keep their meaning. After the process died the copies that were in memory are made again from
+  the position on, in the same order, into the same seqs; until that is done the topic is not shown to anyone. Where that
+  is not possible (the source lost or deleted some meanwhile, or records written directly stand in between) the next copy
+  gets a seq above the ceiling, which nobody has ever seen.
+- what the source lost before it was copied takes as many seqs here, which read as a `source_trim` tombstone.
+
+    crash                  what is left                    what happens
+    forwarder              pipe and copies                 it asks where the pipe stands and goes on
+    this shard             pipe and copies as of the       copied again from there, into the same seqs
+                           last snapshot
+    the machine            the same                        the same, above the ceiling
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, topic_not_found
+from topics.storage.columns import Columns
+from topics.storage.control import PipeFrame
+from topics.storage.snapshot import PipeState
+from topics.walshard import retention
+from topics.walshard.cache import BatchCache
+from topics.walshard.commit import Commit, ReplyTo
+from topics.walshard.disk import KILL_POINTS, kill_point
+from topics.walshard.rows import Row
+from topics.walshard.topic import Topic
+
+_HOP_RANGES = 4_096
+
+
+class Copies:
+    """The source of rows whose only bytes are in memory, until the mover has written them down."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def read_body(self, row: Row) -> bytes:
+        raise AssertionError("a copy has its body until it is in a segment")
+
+    def release(self, row: Row) -> None:
+        self.bytes -= row.length
+
+
+class Pipe:
+    def __init__(self, source_id: int, at: int, forwarded: dict[str, int]) -> None:
+        self.source_id = source_id
+        self.at = at
+        self.forwarded = forwarded
+        self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
+        self.flushed_forwarded = dict(forwarded)
+        self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
+        self.deriving = False  # copies that readers may have seen are being made again
+        self.deleted: set[int] = set()  # seqs of copies that a client removed and that no segment shows yet
+
+    @classmethod
+    def restore(cls, state: PipeState) -> Pipe:
+        pipe = cls(state.source_id, state.at, dict(state.forwarded))
+        pipe.deleted = set(state.deleted)
+        return pipe
+
+    def advance(self, last_seq: int, at: int, counts: dict[str, int]) -> None:
+        self.at = at
+        for router, count in counts.items():
+            self.forwarded[router] = self.forwarded.get(router, 0) + count
+        self.marks.append((last_seq, at, counts))
+
+    def flushed(self, flushed_seq: int) -> None:
+        """Rows up to a seq are in segments."""
+        marks = self.marks
+        while marks and marks[0][0] <= flushed_seq:
+            _, self.flushed_at, counts = marks.popleft()
+            for router, count in counts.items():
+                self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
+        if self.deleted:
+            self.deleted = {seq for seq in self.deleted if seq > flushed_seq}
+
+    def state(self) -> PipeState:
+        return PipeState(self.source_id, self.flushed_at, self.flushed_forwarded, sorted(self.deleted))
+
+    def frame(self) -> PipeFrame:
+        return PipeFrame(self.source_id, self.flushed_at)
+
+
+class Pipes:
+    def __init__(
+        self,
+        *,
+        topics: dict[str, Topic],
+        commit: Commit,
+        cache: BatchCache,
+        copies: Copies,
+        refresh: Callable[[Topic], None],
+        now_ms: Callable[[], int],
+        check_room: Callable[[Topic, int, int], None],
+    ) -> None:
+        self._topics = topics
+        self._commit = commit
+        self._cache = cache
+        self._copies = copies
+        self._refresh = refresh
+        self._now_ms = now_ms
+        self._check_room = check_room
+        # Set by the process: flush this topic, write a snapshot, then call back.
+        self.settle: Callable[[Topic, Callable[[], None]], None] = lambda topic, then: then()
+        self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
+            Op.READ_RAW: self._read_raw,
+            Op.OPEN_PIPE: self._open,
+            Op.FORWARD: self._forward,
+            Op.CLOSE_PIPE: self._close,
+            Op.LIST_PIPES: self._list,
+        }
+
+    # --- the source ---
+
+    def _read_raw(self, request: messages.ReadRaw, reply_to: ReplyTo, correlation: int) -> bytes:
+        topic = self._alive(request.topic, request.topic_id)
+        self._refresh(topic)
+        piece, body = read_raw(topic, request, self._cache)
+        return messages.pack(Op.READ_RAW, correlation, piece, body)
+
+    def _alive(self, name: str, topic_id: int) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None or topic.id != topic_id:
+            raise topic_not_found(name)
+        return topic
+
+    # --- the destination ---
+
+    def _open(self, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
+        topic = self._alive(request.topic, request.topic_id)
+        pipe = topic.pipe
+        if pipe is not None and pipe.source_id != request.source_id:
+            # Its router is gone: nothing of it may be made again after what comes now.
+            self._settled(topic, lambda: self._answer(reply_to, self._begin(topic, request, reply_to, correlation)))
+            return None
+        if pipe is not None:
+            return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
+        return self._begin(topic, request, reply_to, correlation)
+
+    def _begin(
+        self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int
+    ) -> bytes | None:
+        pipe = topic.pipe = Pipe(request.source_id, request.at, {})
+        self._log(topic)
+
+        def answer(fsync_us: int) -> bytes:
+            return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
+
+        self._commit.wait_for_sync(reply_to, answer)
+        return None
+
+    def _close(self, request: messages.ClosePipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
+        topic = self._topics.get(request.topic)
+        pipe = topic.pipe if topic is not None and topic.id == request.topic_id else None
+        if topic is None or pipe is None or pipe.source_id != request.source_id:
+            return messages.pack(Op.CLOSE_PIPE, correlation, messages.PipeClosed(None, {}))
+
+        def answer(fsync_us: int) -> bytes:
+            return messages.pack(Op.CLOSE_PIPE, correlation, messages.PipeClosed(pipe.at, pipe.forwarded))
+
+        def close() -> None:
+            if topic.dropped:
+                self._answer(reply_to, answer(0))
+                return
+            topic.pipe = None
+            self._log(topic)
+            self._commit.wait_for_sync(reply_to, answer)
+
+        self._settled(topic, close)
+        return None
+
+    def _settled(self, topic: Topic, then: Callable[[], None]) -> None:
+        """Go on when every copy is in a segment that a snapshot names."""
+        pipe = topic.pipe
+        assert pipe is not None
+        pipe.deriving = False  # its source is gone, or about to: what could not be made again by now never will
+        if topic.has_copies or pipe.marks:
+            self.settle(topic, then)
+        else:
+            then()
+
+    def _log(self, topic: Topic) -> None:
+        self._commit.make_room(limits.CONTROL_BYTES)
+        self._commit.stage_topic(topic, self._now_ms())
+        self._commit.write_control()
+        topic.touched()
+
+    @staticmethod
+    def _answer(reply_to: ReplyTo, message: bytes | None) -> None:
+        if message is not None:
+            reply_to.send_always(message)
+
+    def _list(self, request: messages.ListPipes, reply_to: ReplyTo, correlation: int) -> bytes:
+        rows = [
+            messages.PipeRow(topic.name, topic.id, topic.pipe.source_id, topic.pipe.at)
+            for topic in self._topics.values()
+            if topic.pipe is not None
+        ]
+        return messages.pack(Op.LIST_PIPES, correlation, messages.PipesListed(rows))
+
+    def _forward(self, request: messages.Forward, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
+        raise AssertionError("FORWARD has a body: forward() takes it")
+
+    def forward(self, request: messages.Forward, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
+        topic = self._alive(request.topic, request.topic_id)
+        pipe = topic.pipe
+        if pipe is None or pipe.source_id != request.source_id:
+            raise ApiError("not_found", f'nothing is copied into "{topic.name}" from that topic')
+        if pipe.at != request.from_seq:
+            return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
+        if self._copies.bytes > limits.COPIES_BYTES:
+            raise ApiError("throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1)
+        if request.count:
+            self._check_room(topic, request.count, request.size)
+        if pipe.deriving and not request.complete:
+            pipe.deriving = False
+            self._commit.skip_to(topic, topic.ceiling, trimmed=request.lost > 0)
+        elif request.lost:
+            self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
+        if not request.count:
+            self._advance(topic, pipe, request)
+            return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
+        if KILL_POINTS:
+            kill_point("forward")
+        now = self._now_ms()
+        self._commit.stage_copy(
+            topic,
+            count=request.count,
+            size=request.size,
+            body=body,
+            ts=max(now, topic.last_ts),
+            copies=self._copies,
+            reply_to=_Copied(self, topic, pipe, request, reply_to, correlation),
+        )
+        return None
+
+    def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
+        last = topic.next_seq - 1
+        if request.hops is not None and request.count:
+            _remember_hops(topic, last - request.count + 1, request.hops)
+        pipe.advance(last, request.to_seq, request.counts)
+        if pipe.deriving:
+            self._delete_again(topic, pipe, last)
+            if request.level:
+                pipe.deriving = False
+        topic.touched()
+
+    @staticmethod
+    def _delete_again(topic: Topic, pipe: Pipe, last: int) -> None:
+        """Copies that a client had removed before they were lost with the process."""
+        gone = sorted(seq for seq in pipe.deleted if seq <= last)
+        if gone:
+            counted = topic.deleted_total
+            topic.delete_seqs(gone)
+            topic.deleted_total = counted
+
+
+class _Copied:
+    """Takes the answer of the commit: the copies are published, or could not be."""
+
+    def __init__(
+        self, pipes: Pipes, topic: Topic, pipe: Pipe, request: messages.Forward, reply_to: ReplyTo, correlation: int
+    ) -> None:
+        self._pipes = pipes
+        self._topic = topic
+        self._pipe = pipe
+        self._request = request
+        self._reply_to = reply_to
+        self._correlation = correlation
+
+    def send_always(self, message: bytes) -> None:
+        if message[1]:
+            error = messages.decode_failure(message)
+            self._reply_to.send_always(messages.pack_failure(Op.FORWARD, self._correlation, error))
+            return
+        if KILL_POINTS:
+            kill_point("forwarded")
+        self._pipes._advance(self._topic, self._pipe, self._request)
+        answer = messages.pack(Op.FORWARD, self._correlation, messages.Forwarded(self._pipe.at))
+        self._reply_to.send_always(answer)
+
+
+def _remember_hops(topic: Topic, first: int, hops: Iterable[int]) -> None:
+    """As ranges; only the latest are kept, because the others have long gone round."""
+    ranges = topic.hops
+    for seq, passed in enumerate(hops, first):
+        if not passed:
+            continue
+        if ranges and ranges[-1][1] == seq - 1 and ranges[-1][2] == passed:
+            ranges[-1] = (ranges[-1][0], seq, passed)
+        else:
+            ranges.append((seq, seq, passed))
+    if len(ranges) > 2 * _HOP_RANGES:
+        del ranges[:-_HOP_RANGES]
+
+
+def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tuple[messages.RawPiece, bytes]:
+    """Whole rows where possible: no work per record."""
+    from_seq = request.from_seq
+    lost = 0
+    if from_seq > topic.head_seq:
+        from_seq = topic.head_seq  # it lost its tail: what comes now is new
+    elif from_seq + 1 < topic.evict_floor:
+        lost = topic.evict_floor - 1 - from_seq
+        from_seq = topic.evict_floor - 1
+    batches: list[Columns] = []
+    seqs: list[tuple[int, int]] = []
+    taken = size = 0
+    at = from_seq
+    complete = lost == 0
+    for row in topic.rows.since(topic.rows.position(from_seq + 1)):
+        if row.live == 0:
+            continue
+        if taken and (taken + row.count > request.limit or size + row.size > request.max_bytes):
+            break
+        body = cache.body(row)
+        start = max(0, at + 1 - row.first)
+        if row.first > at + 1:
+            complete = False
+        columns = Columns(body, count=row.count, ts=row.first_ts)
+        if start == 0 and row.whole:
+            seqs.append((row.first, row.count))
+        else:
+            indexes = list(row.live_indexes(start))
+            if len(indexes) < row.count - start:
+                complete = False
+            if indexes:
+                columns = Columns(columns.pick(indexes), count=len(indexes), ts=row.first_ts)
+                seqs.extend(_runs(row.first, indexes))
+        if seqs and (start == 0 and row.whole or indexes):
+            batches.append(columns)
+            taken += columns.count
+            size += row.size
+        at = row.last
+    else:
+        if at < topic.head_seq:
+            complete = False
+        at = topic.head_seq
+    hops = _hops_of(topic, seqs) if topic.hops else None
+    body = raw_coalesce(batches)
+    piece = messages.RawPiece(at, topic.head_seq, taken, seqs, lost, complete, hops)
+    return piece, body
+
+
+def raw_coalesce(batches: list[Columns]) -> bytes:
+    from topics.storage.columns import coalesce
+
+    if not batches:
+        return b""
+    if len(batches) == 1:
+        return batches[0].timeless()
+    merged = coalesce(batches)
+    return Columns(merged, count=sum(batch.count for batch in batches), ts=0).timeless()
+
+
+def _runs(first: int, indexes: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for index in indexes:
+        seq = first + index
+        if runs and sum(runs[-1]) == seq:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((seq, 1))
+    return runs
+
+
+def _hops_of(topic: Topic, seqs: list[tuple[int, int]]) -> list[int] | None:
+    if not seqs or topic.hops[-1][1] < seqs[0][0]:
+        return None
+    hops = []
+    ranges = [known for known in topic.hops if known[1] >= seqs[0][0]]
+    for first, count in seqs:
+        for seq in range(first, first + count):
+            hops.append(next((passed for low, high, passed in ranges if low <= seq <= high), 0))
+    return hops if any(hops) else None
+
+
+__all__ = ["Copies", "Pipe", "Pipes", "retention"]
