@@ -71,6 +71,15 @@ def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f'topic "{topic}" does not exist', {"topic": topic})
 
 
+def being_rebuilt(topic: str) -> ApiError:
+    return ApiError(
+        "shard_unavailable",
+        f'topic "{topic}" holds copies of another topic, which are being made again after a restart. Retry',
+        {"topic": topic},
+        retry_after_s=1,
+    )
+
+
 def throttled_by(limit: str, most: int, remedy: str) -> ApiError:
     """A resource of the whole instance is used up."""
     return ApiError(

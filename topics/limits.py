@@ -84,6 +84,7 @@ RESTARTS_PER_MINUTE = 5
 STOP_TIMEOUT_MS = 20_000  # a child that has not stopped by then is killed
 
 # --- Disk --------------------------------------------------------------------------------------------
+CONTROL_BYTES = 4 * KIB  # more than a topic frame and a ceiling frame take
 WAL_FILE_BYTES = 64 * MIB
 WAL_RESERVE_BYTES = 1 * MIB  # the end of the last WAL file is kept for deletes when the disk is full
 SEGMENT_MAX_EVENTS = 10_000
@@ -95,5 +96,9 @@ BLOCK_BYTES = 128 * KIB  # ... or this many bytes, so that a short read does not
 DISK_SYNC_MS = 250  # the disk class reaches the platter at most this much later
 TAIL_ROWS = 200_000  # index rows a shard keeps in the WAL before it moves them into segments
 WAL_BACKLOG_BYTES = 512 * MIB  # likewise in bytes: what recovery may have to replay
+COPIES_BYTES = 64 * MIB  # routers' copies that are in memory only: more have to wait until these are in segments
+COPIES_AGE_MS = 2_000  # a copy is written to a segment about this much later: what a restart has to copy again
+FORWARD_RECORDS = 4_096  # what one forward may carry
+FORWARD_BYTES = 1 * MIB
 CACHE_BYTES = 32 * MIB  # recent and recently read batches, per shard
 SEQ_RESERVE = 100_000  # seqs promised ahead on disk, so that none is reused after a power cut

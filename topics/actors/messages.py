@@ -344,7 +344,8 @@ class OpenPipe(_Message, frozen=True):
     topic: str
     topic_id: int
     source_id: int
-    at: int  # where to begin, if there is no such pipe yet
+    at: int  # where to begin, if there is no such pipe yet ...
+    forwarded: dict[str, int]  # ... and what counts as copied
 
 
 class PipeOpened(_Message, frozen=True):

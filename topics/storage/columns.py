@@ -164,7 +164,6 @@ class Columns:
             size += sum(len(meta) for meta in self.metas() if meta is not None)
         return size
 
-
     def pick(self, indexes: Sequence[int]) -> bytes:
         """A body of these records alone, in this order. Their times are left out: whoever takes them has its own."""
         data = self.data()

@@ -36,6 +36,7 @@ class PipeState(msgspec.Struct, array_like=True):
     source_id: int
     at: int  # the source's seq
     forwarded: dict[str, int]  # by router: copies made, ever
+    deleted: list[int] = []  # seqs of copies that a client removed and that are in no segment
 
 
 class TopicState(msgspec.Struct, array_like=True):

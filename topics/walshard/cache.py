@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from topics.walshard import render
+from topics.walshard.copies import Copies
 from topics.walshard.rows import Row
 
 
@@ -15,8 +16,8 @@ class BatchCache:
         self._kept: deque[tuple[Row, int, bool]] = deque()  # row, bytes, whether it is the rendered form
 
     def keep_body(self, row: Row) -> None:
-        """A row without a source keeps its body for good; it is not ours to let go."""
-        if row.source is not None and row.body is not None:
+        """A row whose body is nowhere else keeps it; it is not ours to let go."""
+        if row.source is not None and not isinstance(row.source, Copies) and row.body is not None:
             self._keep(row, len(row.body), False)
 
     def body(self, row: Row) -> bytes:

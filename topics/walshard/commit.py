@@ -26,16 +26,17 @@ from topics.storage.control import HeadFrame, TopicFrame
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
+from topics.walshard.copies import Copies
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
-from topics.walshard.topic import Topic
+from topics.walshard.topic import Topic, merge_ranges
 from topics.walshard.wal import Wal
 
 _encode = msgspec.msgpack.Encoder().encode
 _HALF_RESERVE = limits.SEQ_RESERVE // 2
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
-CONTROL_BYTES = 4 * limits.KIB  # more than a topic frame and a ceiling frame take
+CONTROL_BYTES = limits.CONTROL_BYTES
 
 
 class ReplyTo(Protocol):
@@ -55,6 +56,7 @@ class Written(msgspec.Struct, gc=False, eq=False):
     reply_to: Any  # a ReplyTo
     correlation: int
     requests: int = 1  # several plain appends in one batch, with consecutive correlations
+    logged: bool = True  # or a copy
     wal_us: int = 0
     written_ns: int = 0
 
@@ -143,9 +145,59 @@ class Commit:
         topic.totals.pending_bytes += size
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
 
+    def stage_copy(
+        self, topic: Topic, *, count: int, size: int, body: bytes, ts: int, copies: Copies, reply_to: ReplyTo
+    ) -> None:
+        """The same for copies of another topic's records: they get seqs and are published in their turn, but nothing
+        is logged but the ceiling, now and then."""
+        first = topic.next_seq
+        last = first + count - 1
+        if last > topic.ceiling - _HALF_RESERVE:
+            self.make_room(CONTROL_BYTES)
+            self.stage_ceiling(topic, last, ts)
+        if topic.ephemeral:
+            row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
+        else:
+            row = Row(first, count, ts, ts, size, copies, 0, len(body), count, body)
+            copies.bytes += len(body)
+        topic.next_seq = last + 1
+        topic.last_ts = ts
+        topic.pending_records += count
+        topic.pending_bytes += size
+        topic.totals.pending_bytes += size
+        self._staged.append(Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False))
+
+    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool) -> None:
+        """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost."""
+        first = topic.next_seq
+        if seq < first:
+            return
+        if topic.pending or topic.pending_records:
+            raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
+        self.write()
+        if seq > topic.ceiling - _HALF_RESERVE:
+            self.make_room(CONTROL_BYTES)
+            self.stage_ceiling(topic, seq, topic.last_ts)
+            self.write_control()
+        if trimmed:
+            topic.trims = merge_ranges([*topic.trims, (first, seq)])
+            topic.head_seq = seq
+        topic.next_seq = seq + 1
+        topic.touched()
+        if trimmed:
+            self.on_publish(topic)
+
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(
-            TopicFrame(topic.name, topic.config, topic.created_ms, topic.ceiling, topic.cap_seq, topic.ttl_seq)
+            TopicFrame(
+                topic.name,
+                topic.config,
+                topic.created_ms,
+                topic.ceiling,
+                topic.cap_seq,
+                topic.ttl_seq,
+                None if topic.pipe is None else topic.pipe.frame(),
+            )
         )
         lsn = self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body)
         if lsn > topic.ceiling_lsn:
@@ -186,7 +238,7 @@ class Commit:
             if (
                 topic.pending
                 or entry.created
-                or topic.config.durability == "fsync"
+                or (topic.config.durability == "fsync" and entry.logged)
                 or (topic.next_seq > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
             ):
                 entry.written_ns = written
@@ -244,7 +296,8 @@ class Commit:
         else:
             if KILL_POINTS:
                 kill_point("publish")
-            self._cache.keep_body(row)
+            if entry.logged:
+                self._cache.keep_body(row)
             topic.publish(row)
             config = topic.config
             if config.cap_records or config.cap_bytes:

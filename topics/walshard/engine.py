@@ -17,7 +17,7 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, DiskFull, throttled_by, topic_not_found
+from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, throttled_by, topic_not_found
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig, topic_id
@@ -27,7 +27,9 @@ from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.clock import Clock
 from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
+from topics.walshard.copies import Copies
 from topics.walshard.idempotency import Remembered
+from topics.walshard.pipes import Pipes
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
 from topics.walshard.rows import Row
@@ -39,6 +41,7 @@ from topics.walshard.wal import Wal
 
 _PLAIN = int(Op.APPEND_PLAIN)
 _APPEND = int(Op.APPEND)
+_FORWARD = int(Op.FORWARD)
 
 
 class Engine:
@@ -70,6 +73,16 @@ class Engine:
         self.polls = LongPolls(self.cache)
         self.tails = Tails(topics=topics, cache=self.cache, refresh=self.refresh, now_ms=clock.now_ms)
         self.sessions = Sessions(settings)
+        self.copies = Copies()
+        self.pipes = Pipes(
+            topics=topics,
+            commit=self.commit,
+            cache=self.cache,
+            copies=self.copies,
+            refresh=self.refresh,
+            now_ms=clock.now_ms,
+            check_room=self._check_room,
+        )
         self.commit.on_publish = self._published
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
@@ -85,6 +98,7 @@ class Engine:
             Op.DELETE_RECORDS: self._delete_records,
             **self.tails.handlers,
             **self.sessions.handlers,
+            **self.pipes.handlers,
         }
 
     def handle(self, message: bytes, reply_to: ReplyTo) -> None:
@@ -106,6 +120,8 @@ class Engine:
         try:
             if op == _APPEND:
                 answer = self._append(request, body, reply_to, correlation, 1)
+            elif op == _FORWARD:
+                answer = self.pipes.forward(request, body, reply_to, correlation)
             else:
                 self.commit.write()
                 answer = self._handlers[op](request, reply_to, correlation)
@@ -171,6 +187,8 @@ class Engine:
             topic = self._new_topic(request, now)
         else:
             config = topic.config
+            if topic.pipe is not None and topic.deriving:
+                raise being_rebuilt(topic.name)
             if request.key is not None:
                 topic.keys.expire(now_ms=now, window_ms=config.idempotency_window_ms)
                 found = topic.keys.find(request.key, now_ms=now, window_ms=config.idempotency_window_ms)
@@ -179,7 +197,7 @@ class Engine:
             if self.settings.max_total_bytes:
                 self._check_quota(new_topic=False, size=request.size)
             if config.discard == "reject":
-                self._refuse_overflow(topic, request, now)
+                self._refuse_overflow(topic, records=request.count, size=request.size, now=now)
         ts = now if now > topic.last_ts else topic.last_ts
         first = topic.next_seq
         try:
@@ -220,7 +238,14 @@ class Engine:
             return None
         return answer(0)
 
-    def _refuse_overflow(self, topic: Topic, request: messages.Append, now: int) -> None:
+    def _check_room(self, topic: Topic, records: int, size: int) -> None:
+        """Before copies are taken in: they obey the topic's caps and the instance's quota like anything else."""
+        if self.settings.max_total_bytes:
+            self._check_quota(new_topic=False, size=size)
+        if topic.config.discard == "reject":
+            self._refuse_overflow(topic, records=records, size=size, now=self.clock.now_ms())
+
+    def _refuse_overflow(self, topic: Topic, *, records: int, size: int, now: int) -> None:
         config = topic.config
         if not config.cap_records and not config.cap_bytes:
             return
@@ -232,14 +257,14 @@ class Engine:
             "head_seq": topic.head_seq,
             "earliest_seq": topic.earliest_seq,
         }
-        if retention.never_fits(topic, records=request.count, size=request.size):
+        if retention.never_fits(topic, records=records, size=size):
             raise ApiError(
                 "record_too_large",
-                f'{request.count} records of {request.size} bytes can never fit topic "{topic.name}"; '
+                f'{records} records of {size} bytes can never fit topic "{topic.name}"; '
                 "split the write or raise its caps",
                 detail,
             )
-        if retention.would_overflow(topic, records=request.count, size=request.size):
+        if retention.would_overflow(topic, records=records, size=size):
             raise ApiError("topic_full", f'topic "{topic.name}" is full and its policy is to reject', detail)
 
     def _check_quota(self, *, new_topic: bool, size: int) -> None:
@@ -259,7 +284,7 @@ class Engine:
         topic = self._create(request.topic, config, now)
         if config.discard == "reject":
             try:
-                self._refuse_overflow(topic, request, now)
+                self._refuse_overflow(topic, records=request.count, size=request.size, now=now)
             except ApiError:
                 self._forget_topic(topic)
                 raise
@@ -292,6 +317,8 @@ class Engine:
             config = before = request.config
             self.commit.make_room(CONTROL_BYTES)
             topic = self._create(request.topic, config, now)
+        elif request.create_only:
+            return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(False, topic.config))
         else:
             before = topic.config
             if request.type is not None and request.type != before.type:
@@ -381,7 +408,8 @@ class Engine:
         now = self.clock.now_ms()
         rows = []
         for name in names[: request.limit]:
-            topic = self._existing(name)
+            topic = self.topics[name]
+            self.refresh(topic)
             if request.touch:
                 topic.last_read_ts = now
             rows.append(
@@ -401,6 +429,8 @@ class Engine:
         topic = self.topics.get(name)
         if topic is None:
             raise topic_not_found(name)
+        if topic.deriving:
+            raise being_rebuilt(name)
         self.refresh(topic)
         return topic
 

@@ -32,6 +32,7 @@ from topics.storage.paths import index_path, numbered_name, segment_name, topic_
 from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
 from topics.storage.snapshot import ShardState, encode_snapshot
 from topics.walshard import retention
+from topics.walshard.copies import Copies
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.rows import Row
@@ -65,6 +66,16 @@ class _Job(NamedTuple):
     failed: Callable[[], None]  # on the loop, if the disk was full
 
 
+class _Settling:
+    __slots__ = ("done", "snapshot", "then", "topic")
+
+    def __init__(self, topic: Topic, then: Callable[[], None]) -> None:
+        self.topic = topic
+        self.then = then
+        self.snapshot = False  # the snapshot that runs is the one it waits for
+        self.done = False
+
+
 class Mover:
     def __init__(
         self,
@@ -92,6 +103,8 @@ class Mover:
         self.snapshot_lsn = snapshot_lsn
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
         self._flushed = False  # since the last snapshot
+        self._pipe_flushed = False  # copies are in segments, but no snapshot says so yet
+        self._settling: deque[_Settling] = deque()
         self._expire_ms = 0  # when every topic's TTL is next looked at
         self._retry_ms = 0  # after a full disk: not before this
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -110,7 +123,9 @@ class Mover:
         engine = self._engine
         wal = engine.wal
         pressed = (
-            wal.backlog_bytes > limits.WAL_BACKLOG_BYTES or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
+            wal.backlog_bytes > limits.WAL_BACKLOG_BYTES
+            or sum(file.pins for file in wal.files) > limits.TAIL_ROWS
+            or engine.copies.bytes > limits.COPIES_BYTES // 2
         )
         now = engine.clock.now_ms()
         if now < self._retry_ms:
@@ -119,6 +134,9 @@ class Mover:
             self._expire_ms = now + _EXPIRE_MS
             for each in engine.topics.values():
                 retention.expire(each, now_ms=now)  # nobody may ever look at it again
+        self._settle_next()
+        if self.busy:
+            return True
         if self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
         elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
@@ -136,8 +154,11 @@ class Mover:
                 topic.tail_records >= settings.segment_max_events
                 or topic.tail_bytes >= settings.segment_max_bytes
                 or (settings.segment_max_age_ms and now - topic.tail_since_ms >= settings.segment_max_age_ms)
+                or (topic.pipe is not None and now - topic.tail_since_ms >= limits.COPIES_AGE_MS and topic.has_copies)
             ):
                 return topic
+        if pressed and self._engine.copies.bytes > limits.COPIES_BYTES // 2:
+            return next((topic for topic in self._engine.topics.values() if topic.pipe and topic.has_copies), None)
         if pressed:
             # Nobody is full, so the log is long because of many small tails: free the oldest file first.
             for topic in self._engine.topics.values():
@@ -152,7 +173,7 @@ class Mover:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
         if quiet or pressed:
-            return freeable > 0 or bool(self._engine.dropped) or dead > 0
+            return freeable > 0 or bool(self._engine.dropped) or dead > 0 or self._pipe_flushed
         return freeable >= _FREEABLE_FILES
 
     # --- flush ---------------------------------------------------------------------------------------
@@ -176,7 +197,7 @@ class Mover:
         records = size = 0
         following = -1
         for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
-            if row.live == 0 or not isinstance(row.source, WalFile):
+            if row.live == 0 or not isinstance(row.source, WalFile | Copies):
                 continue
             if (
                 not groups
@@ -272,6 +293,9 @@ class Mover:
             if not row.live:
                 segment.release(row)
             topic.flushed_seq = entry.last_seq
+            if topic.pipe is not None:
+                topic.pipe.flushed(entry.last_seq)
+                self._pipe_flushed = True
             if block.seals:
                 segment.seal()
                 topic.tags = None
@@ -288,6 +312,9 @@ class Mover:
         flags = []
         dirty = []
         for topic in engine.topics.values():
+            if topic.pipe is not None and topic.pipe.marks and not topic.pending_records and not topic.has_copies:
+                topic.pipe.flushed(topic.head_seq)  # what is in no segment is no more
+                topic.touched()
             for segment in list(topic.segments):
                 if segment.live_rows == 0 and not topic.flushing:
                     topic.segments.remove(segment)
@@ -298,7 +325,7 @@ class Mover:
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
         engine.totals.dead_segments = 0
-        self._flushed = False
+        self._flushed = self._pipe_flushed = False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered = wal.written_lsn
@@ -351,6 +378,25 @@ class Mover:
 
         self._submit(_Job(write, finished, failed))
 
+    # --- settling: before a rule changes, everything made under the old one must be on disk -----------
+
+    def settle(self, topic: Topic, then: Callable[[], None]) -> None:
+        """Flush a topic's copies, write a snapshot that names them, then call back."""
+        self._settling.append(_Settling(topic, then))
+        self._settle_next()
+
+    def _settle_next(self) -> None:
+        while self._settling and not self.busy:
+            entry = self._settling[0]
+            if entry.done or entry.topic.dropped:
+                self._settling.popleft()
+                entry.then()
+            elif entry.topic.has_copies:
+                self.flush(entry.topic)
+            else:
+                entry.snapshot = True
+                self.checkpoint()
+
     def adopt_snapshot(self, path: str) -> None:
         """A snapshot from before this start: it goes when the next one is written."""
         self._old_snapshots.append(path)
@@ -370,8 +416,13 @@ class Mover:
         self.busy = False
         if error is None:
             job.finished(result)
+            if self._settling:
+                self._settling[0].done = self._settling[0].snapshot
+                self._settle_next()
         elif isinstance(error, DiskFull):
             job.failed()  # nothing has changed; the next try may find space
+            if self._settling:
+                self._settling[0].snapshot = False
             self._retry_ms = self._engine.clock.now_ms() + _RETRY_MS
         else:
             raise error

@@ -1,15 +1,15 @@
 """Copies of another topic's records, made by routers: derived, so they are not logged again.
 
-A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows in memory
-until the mover writes them into segments; the snapshot that names those carries the pipe's position too, so position and
-copies can't disagree. Rules:
+A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows in
+memory until the mover writes them into segments; the snapshot that names those carries the pipe's position too, so
+position and copies can't disagree. Rules:
 
 - a FORWARD says where it begins. If the pipe stands elsewhere nothing happens and the forwarder is told where: nobody
   can copy a record twice or leave one out.
-- seqs that were given out keep their meaning. After the process died the copies that were in memory are made again from
-  the position on, in the same order, into the same seqs; until that is done the topic is not shown to anyone. Where that
-  is not possible (the source lost or deleted some meanwhile, or records written directly stand in between) the next copy
-  gets a seq above the ceiling, which nobody has ever seen.
+- seqs that were given out keep their meaning. After the process died the copies that were in memory are made again
+  from the position on, in the same order, into the same seqs; until that is done the topic is not shown to anyone.
+  Where that is not possible (the source lost or deleted some meanwhile, or records written directly stand in between)
+  the next copy gets a seq above the ceiling, which nobody has ever seen.
 - what the source lost before it was copied takes as many seqs here, which read as a `source_trim` tombstone.
 
     crash                  what is left                    what happens
@@ -21,78 +21,22 @@ copies can't disagree. Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, topic_not_found
-from topics.storage.columns import Columns
-from topics.storage.control import PipeFrame
-from topics.storage.snapshot import PipeState
+from topics.errors import ApiError, being_rebuilt, topic_not_found
+from topics.storage.columns import Columns, coalesce
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo
+from topics.walshard.copies import Copies, Pipe
 from topics.walshard.disk import KILL_POINTS, kill_point
-from topics.walshard.rows import Row
 from topics.walshard.topic import Topic
 
 _HOP_RANGES = 4_096
-
-
-class Copies:
-    """The source of rows whose only bytes are in memory, until the mover has written them down."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def read_body(self, row: Row) -> bytes:
-        raise AssertionError("a copy has its body until it is in a segment")
-
-    def release(self, row: Row) -> None:
-        self.bytes -= row.length
-
-
-class Pipe:
-    def __init__(self, source_id: int, at: int, forwarded: dict[str, int]) -> None:
-        self.source_id = source_id
-        self.at = at
-        self.forwarded = forwarded
-        self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
-        self.flushed_forwarded = dict(forwarded)
-        self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
-        self.deriving = False  # copies that readers may have seen are being made again
-        self.deleted: set[int] = set()  # seqs of copies that a client removed and that no segment shows yet
-
-    @classmethod
-    def restore(cls, state: PipeState) -> Pipe:
-        pipe = cls(state.source_id, state.at, dict(state.forwarded))
-        pipe.deleted = set(state.deleted)
-        return pipe
-
-    def advance(self, last_seq: int, at: int, counts: dict[str, int]) -> None:
-        self.at = at
-        for router, count in counts.items():
-            self.forwarded[router] = self.forwarded.get(router, 0) + count
-        self.marks.append((last_seq, at, counts))
-
-    def flushed(self, flushed_seq: int) -> None:
-        """Rows up to a seq are in segments."""
-        marks = self.marks
-        while marks and marks[0][0] <= flushed_seq:
-            _, self.flushed_at, counts = marks.popleft()
-            for router, count in counts.items():
-                self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
-        if self.deleted:
-            self.deleted = {seq for seq in self.deleted if seq > flushed_seq}
-
-    def state(self) -> PipeState:
-        return PipeState(self.source_id, self.flushed_at, self.flushed_forwarded, sorted(self.deleted))
-
-    def frame(self) -> PipeFrame:
-        return PipeFrame(self.source_id, self.flushed_at)
 
 
 class Pipes:
@@ -119,7 +63,6 @@ class Pipes:
         self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
             Op.READ_RAW: self._read_raw,
             Op.OPEN_PIPE: self._open,
-            Op.FORWARD: self._forward,
             Op.CLOSE_PIPE: self._close,
             Op.LIST_PIPES: self._list,
         }
@@ -128,6 +71,8 @@ class Pipes:
 
     def _read_raw(self, request: messages.ReadRaw, reply_to: ReplyTo, correlation: int) -> bytes:
         topic = self._alive(request.topic, request.topic_id)
+        if topic.deriving:
+            raise being_rebuilt(topic.name)
         self._refresh(topic)
         piece, body = read_raw(topic, request, self._cache)
         return messages.pack(Op.READ_RAW, correlation, piece, body)
@@ -151,10 +96,8 @@ class Pipes:
             return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
         return self._begin(topic, request, reply_to, correlation)
 
-    def _begin(
-        self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int
-    ) -> bytes | None:
-        pipe = topic.pipe = Pipe(request.source_id, request.at, {})
+    def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
+        pipe = topic.pipe = Pipe(request.source_id, request.at, dict(request.forwarded))
         self._log(topic)
 
         def answer(fsync_us: int) -> bytes:
@@ -212,9 +155,6 @@ class Pipes:
         ]
         return messages.pack(Op.LIST_PIPES, correlation, messages.PipesListed(rows))
 
-    def _forward(self, request: messages.Forward, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        raise AssertionError("FORWARD has a body: forward() takes it")
-
     def forward(self, request: messages.Forward, body: bytes, reply_to: ReplyTo, correlation: int) -> bytes | None:
         topic = self._alive(request.topic, request.topic_id)
         pipe = topic.pipe
@@ -223,7 +163,9 @@ class Pipes:
         if pipe.at != request.from_seq:
             return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
         if self._copies.bytes > limits.COPIES_BYTES:
-            raise ApiError("throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1)
+            raise ApiError(
+                "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
+            )
         if request.count:
             self._check_room(topic, request.count, request.size)
         if pipe.deriving and not request.complete:
@@ -253,20 +195,24 @@ class Pipes:
         if request.hops is not None and request.count:
             _remember_hops(topic, last - request.count + 1, request.hops)
         pipe.advance(last, request.to_seq, request.counts)
+        if topic.ephemeral:
+            pipe.flushed(last)  # its records are never written down: a restart goes on from here
         if pipe.deriving:
-            self._delete_again(topic, pipe, last)
+            self._remove_again(topic, pipe, last)
             if request.level:
                 pipe.deriving = False
+                self._commit.on_publish(topic)
         topic.touched()
 
     @staticmethod
-    def _delete_again(topic: Topic, pipe: Pipe, last: int) -> None:
-        """Copies that a client had removed before they were lost with the process."""
+    def _remove_again(topic: Topic, pipe: Pipe, last: int) -> None:
+        """What clients, caps and TTL had taken before the process died; it is counted already."""
+        counted = topic.deleted_total, topic.evicted_total, topic.expired_total
+        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
         gone = sorted(seq for seq in pipe.deleted if seq <= last)
         if gone:
-            counted = topic.deleted_total
             topic.delete_seqs(gone)
-            topic.deleted_total = counted
+        topic.deleted_total, topic.evicted_total, topic.expired_total = counted
 
 
 class _Copied:
@@ -327,38 +273,32 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
             continue
         if taken and (taken + row.count > request.limit or size + row.size > request.max_bytes):
             break
-        body = cache.body(row)
         start = max(0, at + 1 - row.first)
-        if row.first > at + 1:
-            complete = False
-        columns = Columns(body, count=row.count, ts=row.first_ts)
+        complete = complete and row.first <= at + 1
+        at = row.last
+        columns = Columns(cache.body(row), count=row.count, ts=row.first_ts)
         if start == 0 and row.whole:
             seqs.append((row.first, row.count))
         else:
             indexes = list(row.live_indexes(start))
-            if len(indexes) < row.count - start:
-                complete = False
-            if indexes:
-                columns = Columns(columns.pick(indexes), count=len(indexes), ts=row.first_ts)
-                seqs.extend(_runs(row.first, indexes))
-        if seqs and (start == 0 and row.whole or indexes):
-            batches.append(columns)
-            taken += columns.count
-            size += row.size
-        at = row.last
+            complete = complete and len(indexes) == row.count - start
+            if not indexes:
+                continue
+            columns = Columns(columns.pick(indexes), count=len(indexes), ts=row.first_ts)
+            seqs.extend(_runs(row.first, indexes))
+        batches.append(columns)
+        taken += columns.count
+        size += row.size
     else:
-        if at < topic.head_seq:
-            complete = False
+        complete = complete and at == topic.head_seq
         at = topic.head_seq
     hops = _hops_of(topic, seqs) if topic.hops else None
-    body = raw_coalesce(batches)
+    body = _joined(batches)
     piece = messages.RawPiece(at, topic.head_seq, taken, seqs, lost, complete, hops)
     return piece, body
 
 
-def raw_coalesce(batches: list[Columns]) -> bytes:
-    from topics.storage.columns import coalesce
-
+def _joined(batches: list[Columns]) -> bytes:
     if not batches:
         return b""
     if len(batches) == 1:
@@ -387,6 +327,3 @@ def _hops_of(topic: Topic, seqs: list[tuple[int, int]]) -> list[int] | None:
         for seq in range(first, first + count):
             hops.append(next((passed for low, high, passed in ranges if low <= seq <= high), 0))
     return hops if any(hops) else None
-
-
-__all__ = ["Copies", "Pipe", "Pipes", "retention"]

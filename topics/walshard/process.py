@@ -123,6 +123,7 @@ class Shard:
             next_snapshot_no=recovered.next_snapshot_no,
             snapshot_lsn=0 if moving else recovered.snapshot_lsn,
         )
+        self._engine.pipes.settle = self._mover.settle
         if moving:
             self._move_all()
         else:
@@ -240,7 +241,6 @@ class Shard:
         if commit.sync_due_ns is not None and now_ns >= commit.sync_due_ns and not self._syncer.busy:
             commit.sync_now()
         engine.polls.end_due(engine.refresh)
-        engine.tails.push()
         if handled:
             self._settled = False
         # Before the answers go out: other shards read these for the limits of the whole instance.
@@ -249,12 +249,19 @@ class Shard:
         words[Word.BYTES_LIVE] = engine.totals.bytes
         for link in self._links.values():
             link.flush()
+        if engine.tails.push():  # behind the answers: nobody waits for them
+            for link in self._links.values():
+                link.flush()
         return handled > 0
 
     def _finish(self) -> None:
         """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
         self._round(time.monotonic_ns())
         self._mover.wait()
+        for topic in self._engine.topics.values():
+            while topic.has_copies:
+                self._mover.flush(topic)
+                self._mover.wait()
         while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
             if not self._syncer.busy:
                 self._engine.commit.sync_now()

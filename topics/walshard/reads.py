@@ -55,15 +55,17 @@ def find_gap(topic: Topic, from_seq: int) -> tuple[Tombstone | None, int]:
     if from_seq + 1 < topic.evict_floor:
         reason = topic.tombstone_reason(from_seq)
         return Tombstone(from_seq + 1, topic.earliest_seq - 1, reason), topic.earliest_seq - 1
-    for first, last in topic.holes:
-        if first <= from_seq + 1 <= last:
-            return Tombstone(from_seq + 1, last, "cap"), last
+    for holes, reason in ((topic.holes, "cap"), (topic.trims, "source_trim")):
+        for first, last in holes:
+            if first <= from_seq + 1 <= last:
+                return Tombstone(from_seq + 1, last, reason), last
     return None, from_seq
 
 
 def _next_hole(topic: Topic, from_seq: int) -> int:
     """Where the next hole behind a cursor begins. No reading goes across it: the next one starts with a tombstone."""
-    return min((first for first, _ in topic.holes if first > from_seq), default=topic.head_seq + 1)
+    holes = (*topic.holes, *topic.trims)
+    return min((first for first, _ in holes if first > from_seq), default=topic.head_seq + 1)
 
 
 def read(
@@ -79,7 +81,7 @@ def read(
     """What the request's window holds behind from_seq. With `origins` each part is one record, whose node is added
     to that list."""
     tombstone, from_seq = find_gap(topic, from_seq)
-    stop = _next_hole(topic, from_seq) if topic.holes else topic.head_seq + 1
+    stop = _next_hole(topic, from_seq) if topic.holes or topic.trims else topic.head_seq + 1
     own = frozenset(nodes) if nodes and topic.config.dedupe_node else None
     plain = request.include_meta and not request.include_tags and include_data
     parts: list[bytes] = []

@@ -47,6 +47,7 @@ from topics.storage.segment import BlockEntry, scan_blocks
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
 from topics.walshard.clock import Clock
+from topics.walshard.copies import Pipe
 from topics.walshard.disk import Disk
 from topics.walshard.idempotency import Remembered
 from topics.walshard.rows import Row
@@ -397,6 +398,8 @@ class Recovery:
         elif kind == FrameType.HEAD:
             if topic is not None:
                 topic.ceiling = max(topic.ceiling, frame.first_seq)
+                if topic.pipe is not None:
+                    return  # its copies are made again
                 head = _decode_head_frame(frame.body).head_seq
                 known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
                 if head > known:
@@ -426,7 +429,7 @@ class Recovery:
             live=frame.count,
         )
         expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
-        if row.first > expected:
+        if row.first > expected and topic.pipe is None:
             self._lost(topic, expected, row.first - 1)
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
         if row.skip:
@@ -455,8 +458,18 @@ class Recovery:
             topic.delete_before(delete.before_seq)
         if delete.seqs:
             topic.delete_seqs(delete.seqs)
+        if topic.pipe is not None:
+            self._deleted_copies(topic, delete)
         if not fresh:
             topic.deleted_total = counted
+
+    @staticmethod
+    def _deleted_copies(topic: Topic, delete: DeleteFrame) -> None:
+        """Copies that are made again must not come back."""
+        assert topic.pipe is not None
+        start = topic.flushed_seq + 1
+        seqs = range(start, delete.before_seq) if delete.before_seq is not None else delete.seqs or ()
+        topic.pipe.deleted.update(seq for seq in seqs if seq >= start)
 
     def _configure(self, topic: Topic | None, frame: Frame) -> None:
         body = _decode_topic_frame(frame.body)
@@ -473,6 +486,11 @@ class Recovery:
             retention.raise_floor(topic, cap_seq=body.cap_seq, ttl_seq=body.ttl_seq)
             topic.config = body.config
             topic.ceiling = max(topic.ceiling, body.ceiling)
+        topic = self._topics[frame.topic_id]
+        if body.pipe is None:
+            topic.pipe = None
+        elif topic.pipe is None or topic.pipe.source_id != body.pipe.source_id:
+            topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {})
 
     def _drop(self, topic: Topic) -> None:
         topic.drop()
@@ -484,6 +502,9 @@ class Recovery:
     def _settle(self, *, folder_clean: bool, same_boot: bool) -> None:
         """Heads that can't be known from records: seqs that were given out must not be given out again."""
         for topic in self._topics.values():
+            if topic.pipe is not None and not folder_clean and not topic.ephemeral:
+                self._settle_copies(topic, same_boot=same_boot)
+                continue
             head = known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
             durability = topic.config.durability
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
@@ -499,6 +520,24 @@ class Recovery:
                 topic.cap_seq = max(topic.cap_seq, topic.holes.pop(0)[1])
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
             topic.touched()
+
+    def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:
+        """A router's destination whose copies may have been in memory. They are made again into the same seqs, unless
+        others stand between them or the machine went down: then above all that was ever given out."""
+        assert topic.pipe is not None
+        known = topic.head_seq
+        if same_boot and not topic.tail_rows:
+            topic.pipe.deriving = True
+            head = known
+            topic.trims = [trim for trim in topic.trims if trim[1] <= head]
+        else:
+            head = max(known, topic.ceiling)
+            if not same_boot and topic.config.durability == "disk" and head > known:
+                self._lost(topic, known + 1, head)
+        topic.head_seq = head
+        topic.next_seq = head + 1
+        topic.sure_ceiling = topic.ceiling
+        topic.touched()
 
     def _sync_recovered(self) -> None:
         """What a dead process wrote may never have been synced; nobody may read it before it is."""

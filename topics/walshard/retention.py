@@ -29,7 +29,7 @@ def expire(topic: Topic, *, now_ms: int) -> None:
             if not expired:
                 return
         topic.expired_total += len(expired)
-        topic.ttl_seq = _lose(topic, front, expired, sizes=None)
+        topic.ttl_seq = max(topic.ttl_seq, _lose(topic, front, expired, sizes=None))
 
 
 def _before(row: Row, horizon: int) -> list[int]:
@@ -70,13 +70,13 @@ def enforce_caps(topic: Topic) -> None:
 
 def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> None:
     topic.evicted_total += len(indexes)
-    topic.cap_seq = _lose(topic, row, indexes, sizes=sizes)
+    topic.cap_seq = max(topic.cap_seq, _lose(topic, row, indexes, sizes=sizes))
 
 
 def _lose(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> int:
     """Take a prefix of the front row's live records away, against the reader's will; returns the last seq lost."""
     last = row.first + indexes[-1]
-    topic.evict_floor = last + 1
+    topic.evict_floor = max(topic.evict_floor, last + 1)
     row.skip = indexes[-1] + 1
     topic.remove(row, indexes, sizes=sizes)
     topic.trim_front()

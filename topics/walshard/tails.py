@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, topic_not_found
+from topics.errors import ApiError, CorruptData, being_rebuilt, topic_not_found
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.topic import Topic
@@ -44,7 +44,14 @@ class Follower(Protocol):
 class _Tail:
     __slots__ = ("at", "correlation", "follower", "request", "topic")
 
-    def __init__(self, topic: Topic, request: messages.Follow, follower: Follower, correlation: int, at: int) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        request: messages.Follow | messages.FollowHead,
+        follower: Follower,
+        correlation: int,
+        at: int,
+    ) -> None:
         self.topic = topic
         self.request = request
         self.follower = follower
@@ -74,6 +81,7 @@ class Tails:
             Op.POSITIONS: self._positions,
             Op.READ: self._read,
             Op.FOLLOW: self._follow,
+            Op.FOLLOW_HEAD: self._follow_head,
             Op.UNFOLLOW: self._unfollow,
         }
 
@@ -89,6 +97,8 @@ class Tails:
             if topic is None:
                 found.append(None)
                 continue
+            if topic.deriving:
+                raise being_rebuilt(name)
             self._refresh(topic)
             topic.last_read_ts = self._now_ms()
             found.append(messages.Position(topic.id, topic.head_seq, topic.earliest_seq))
@@ -118,6 +128,17 @@ class Tails:
             self._behind[tail] = None
         return messages.pack(Op.FOLLOW, correlation, messages.Following(topic.id, at, topic.head_seq))
 
+    def _follow_head(self, request: messages.FollowHead, follower: Follower, correlation: int) -> bytes:
+        """For who wants to know that there is something, and reads it by itself."""
+        topic = self._topics.get(request.topic)
+        if topic is None or topic.id != request.topic_id:
+            raise topic_not_found(request.topic)
+        tail = _Tail(topic, request, follower, correlation, topic.head_seq)
+        self._by_topic.setdefault(topic.id, []).append(tail)
+        self._by_correlation[id(follower), correlation] = tail
+        following = messages.Following(topic.id, topic.head_seq, topic.head_seq)
+        return messages.pack(Op.FOLLOW_HEAD, correlation, following)
+
     def _unfollow(self, request: messages.Unfollow, follower: Follower, correlation: int) -> None:
         tail = self._by_correlation.pop((id(follower), correlation), None)
         if tail is not None:
@@ -127,6 +148,8 @@ class Tails:
         topic = self._topics.get(name)
         if topic is None:
             raise topic_not_found(name)
+        if topic.deriving:
+            raise being_rebuilt(name)
         self._refresh(topic)
         topic.last_read_ts = self._now_ms()
         return topic
@@ -134,6 +157,8 @@ class Tails:
     # --- what happens to topics ---
 
     def published(self, topic: Topic) -> None:
+        if topic.deriving:
+            return
         for tail in self._by_topic.get(topic.id, ()):
             self._behind[tail] = None
 
@@ -165,11 +190,11 @@ class Tails:
         it has; a process asks this before it goes to sleep, when everything is in the rings."""
         return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
 
-    def push(self) -> None:
-        """Once a round, before the rings are flushed: send what is behind to whoever is ready for it, in turns."""
+    def push(self) -> bool:
+        """Once a round, behind the answers: send what is behind to whoever is ready for it, in turns."""
         behind = self._behind
         if not behind:
-            return
+            return False
         budget = {
             follower: limits.PUSH_BYTES if self._ready(follower) else 0
             for follower in {tail.follower for tail in behind}
@@ -183,6 +208,7 @@ class Tails:
                 if tail.at != tail.topic.head_seq:
                     behind[tail] = None  # behind those that had no turn yet
             turn = [tail for tail in turn if tail in behind]
+        return True
 
     def _ready(self, follower: Follower) -> bool:
         if follower.outbox_bytes > limits.PUSH_BYTES:
@@ -195,7 +221,8 @@ class Tails:
     def _push(self, tail: _Tail) -> int:
         topic = tail.topic
         self._refresh(topic)
-        topic.last_read_ts = self._now_ms()
+        if isinstance(tail.request, messages.Follow):
+            topic.last_read_ts = self._now_ms()
         try:
             message, tail.at = self._piece(tail)
         except (CorruptData, OSError) as error:
@@ -212,6 +239,9 @@ class Tails:
         return len(message)
 
     def _piece(self, tail: _Tail) -> tuple[bytes, int]:
+        if isinstance(tail.request, messages.FollowHead):
+            head_seq = tail.topic.head_seq
+            return messages.pack(Op.HEAD_MOVED, tail.correlation, messages.HeadMoved(head_seq)), head_seq
         return reads.piece(
             Op.TAIL,
             tail.topic,

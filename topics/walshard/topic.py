@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
+from topics.walshard.copies import Copies, Pipe
 from topics.walshard.idempotency import IdempotencyKeys, Remembered
 from topics.walshard.rows import Row, RowList
 from topics.walshard.segments import Segment
@@ -54,6 +55,9 @@ class Topic:
         self.segments: list[Segment] = []
         self.keys = IdempotencyKeys()
         self.holes: list[tuple[int, int]] = []  # lost with an earlier process, between live records; ascending
+        self.pipe: Pipe | None = None  # it is a router's destination
+        self.trims: list[tuple[int, int]] = []  # stand for what the source lost before it was copied; ascending
+        self.hops: list[tuple[int, int, int]] = []  # of copies in a ring: first, last, routers passed
         # runtime
         self.totals = totals
         self.next_seq = 1
@@ -93,6 +97,17 @@ class Topic:
     def ceiling_is_sure(self, synced_lsn: int) -> bool:
         """Whether the promise of `ceiling` is on the platter; the memory class makes none."""
         return self.ceiling_lsn <= synced_lsn or self.config.durability == "memory"
+
+    @property
+    def deriving(self) -> bool:
+        """Copies that readers may have seen are being made again; until then nobody may look."""
+        return self.pipe is not None and self.pipe.deriving
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the tail holds rows that are in memory only, on their way to a segment."""
+        tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
+        return any(row.live and isinstance(row.source, Copies) for row in tail)
 
     @property
     def needs_sync(self) -> bool:
@@ -146,7 +161,8 @@ class Topic:
             source.release(row)
             if isinstance(source, Segment) and source.live_rows == 0:
                 self.totals.dead_segments += 1
-        row.body = None
+        if not isinstance(source, Copies):  # the mover may be reading it, and it is nowhere else
+            row.body = None
         row.rendered = None
 
     def drop(self) -> None:
@@ -212,6 +228,8 @@ class Topic:
         for index in indexes:
             row.mark_deleted(index)
         row.rendered = None
+        if self.pipe is not None and row.first > self.flushed_seq:
+            self.pipe.deleted.update(row.first + index for index in indexes)
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
         self.remove(row, indexes, sizes=None)
@@ -254,6 +272,9 @@ class Topic:
             segments=[segment.state() for segment in self.segments],
             keys=[KeyState(key, *remembered) for key, remembered in self.keys if self._outlives(remembered)],
             holes=merge_ranges(self.holes + [(row.first, row.last) for row in self.rows if row.source is None]),
+            pipe=None if self.pipe is None else self.pipe.state(),
+            trims=self.trims,
+            hops=self.hops,
         )
 
     def _outlives(self, remembered: Remembered) -> bool:
@@ -281,6 +302,9 @@ class Topic:
         self.evicted_total = state.evicted_total
         self.expired_total = state.expired_total
         self.holes = state.holes
+        self.trims = state.trims
+        self.hops = state.hops
+        self.pipe = None if state.pipe is None else Pipe.restore(state.pipe)
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
 

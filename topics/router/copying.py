@@ -1,0 +1,114 @@
+"""What becomes of a batch on its way from a source to a destination. Pure.
+
+One router without filter that keeps everything passes the batch on as it is. Otherwise records are looked at one by
+one: the filter, what is kept, and for `exactly_once` the mark in `meta` that tells a copy from any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from topics.actors.messages import RawPiece
+from topics.storage import columns
+from topics.storage.columns import Columns
+from topics.storage.routers import Rule
+
+MARK = "_topics_router"
+_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Copied(msgspec.Struct):
+    body: bytes
+    count: int
+    size: int
+    counts: dict[str, int]  # by router
+    hops: list[int] | None
+
+
+def matches(rule: Rule, tag: str | None) -> bool:
+    if rule.filter is None:
+        return True
+    if tag is None:
+        return False
+    _, operator, pattern = rule.filter
+    return tag == pattern if operator == "Eq" else tag.startswith(pattern[:-1])
+
+
+def copy(rules: Sequence[Rule], piece: RawPiece, body: bytes, *, ring_hops: int | None) -> Copied:
+    if not piece.count:
+        return Copied(b"", 0, 0, {}, None)
+    source = Columns(body, count=piece.count, ts=0)
+    first = piece.seqs[0][0]
+    if len(rules) == 1 and ring_hops is None and rules[0].since < first and _keeps_all(rules[0], source):
+        return Copied(body, piece.count, source.size, {rules[0].router: piece.count}, None)
+    seqs = list(chain.from_iterable(range(start, start + count) for start, count in piece.seqs))
+    passed = piece.hops or [0] * piece.count
+    tags = source.tags()
+    chosen: list[tuple[int, Rule]] = []
+    for index, (seq, tag) in enumerate(zip(seqs, tags, strict=True)):
+        if ring_hops is not None and passed[index] >= ring_hops:
+            continue
+        chosen.extend((index, rule) for rule in rules if seq > rule.since and matches(rule, tag))
+    if not chosen:
+        return Copied(b"", 0, 0, {}, None)
+    hops = [passed[index] + 1 for index, _ in chosen] if ring_hops is not None else None
+    counts: dict[str, int] = {}
+    for _, rule in chosen:
+        counts[rule.router] = counts.get(rule.router, 0) + 1
+    picked = _rendered(source, chosen, seqs, tags)
+    return Copied(picked, len(chosen), Columns(picked, count=len(chosen), ts=0).size, counts, hops)
+
+
+def _keeps_all(rule: Rule, source: Columns) -> bool:
+    return (
+        rule.filter is None
+        and rule.guarantee == "at_least_once"
+        and (rule.preserve_node or not source.has_nodes)
+        and (rule.preserve_tag or not source.has_tags)
+    )
+
+
+def _rendered(
+    source: Columns, chosen: list[tuple[int, Rule]], seqs: list[int], all_tags: list[str | None]
+) -> bytes:
+    data = source.data()
+    all_nodes = source.nodes()
+    all_metas = source.metas()
+    tags = [all_tags[index] if rule.preserve_tag else None for index, rule in chosen]
+    nodes = [all_nodes[index] if rule.preserve_node else None for index, rule in chosen]
+    metas = [
+        _marked(all_metas[index], rule, seqs[index]) if rule.guarantee == "exactly_once" else _raw(all_metas[index])
+        for index, rule in chosen
+    ]
+    return columns.pack(
+        [data[index] for index, _ in chosen],
+        tags=tags if any([tag is not None for tag in tags]) else None,
+        nodes=nodes if any([node is not None for node in nodes]) else None,
+        metas=metas if any([meta is not None for meta in metas]) else None,
+    )
+
+
+def _raw(meta: bytes | None) -> msgspec.Raw | None:
+    return None if meta is None else msgspec.Raw(meta)
+
+
+def _marked(meta: bytes | None, rule: Rule, seq: int) -> msgspec.Raw:
+    """The record's meta with our mark as its last field; a mark of an earlier router makes room for it."""
+    mark = _encode(
+        {
+            "router": rule.router,
+            "source": rule.source,
+            "seq": seq,
+            "key": f"{rule.router}:{rule.source_id:016x}:{seq}",
+        }
+    )
+    if meta is not None and MARK.encode() in meta:
+        fields = _decode_meta(meta)
+        fields.pop(MARK, None)
+        meta = _encode(fields)
+    inner = b"" if meta is None else meta.strip()[1:-1].strip()
+    return msgspec.Raw(b'{%b%b"%b":%b}' % (inner, b"," if inner else b"", MARK.encode(), mark))

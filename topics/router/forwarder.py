@@ -1,0 +1,135 @@
+"""Copies one topic into another: one task per pair, for all routers between the two.
+
+    open -> read -> copy -> forward -> read -> ...
+     |       |               |
+     |       |               +- the pipe stands elsewhere: go on from there
+     |       +- nothing new: sleep until the source's head moves
+     +- a shard is away: wait for it and open again; the destination says where to go on
+
+The destination holds the position together with the copies, so nothing needs to be remembered here. A destination that
+refuses (full, and its policy is to reject; or too much in memory) is asked again, ever more slowly; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError
+from topics.router.asks import Asks, Unavailable, is_gone
+from topics.router.copying import copy
+from topics.router.source import Source
+from topics.storage.routers import Rule
+
+_SHORTEST_S = 0.02
+_LONGEST_S = 1.0
+
+
+class TopicGone(Exception):
+    """One of the two topics, or the life of it that was meant, does not exist any more."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+
+class Forwarder:
+    def __init__(
+        self, asks: Asks, source: Source, rules: list[Rule], *, dest_shard: int, ring_hops: int | None
+    ) -> None:
+        self._asks = asks
+        self._source = source
+        self._rules = rules
+        self._ring_hops = ring_hops
+        self._dest_shard = dest_shard
+        self.dest = rules[0].dest
+        self.dest_id = rules[0].dest_id
+        self.at = 0
+        self.forwarded: dict[str, int] = {}
+        self.records = 0
+        self.waits_for = ""  # why it does not go on, in words
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled; raises TopicGone."""
+        pause = _SHORTEST_S
+        try:
+            with self.scope:
+                while True:
+                    try:
+                        await self._open()
+                        pause = _SHORTEST_S
+                        while True:
+                            await self._step()
+                            pause = _SHORTEST_S
+                    except Unavailable:
+                        self.waits_for = "a shard that is away"
+                        await trio.sleep(_SHORTEST_S)
+                        await self._asks.wait_linked(self._dest_shard)
+                        await self._asks.wait_linked(self._source.shard)
+                    except ApiError as error:
+                        self.waits_for = error.message
+                        await trio.sleep(pause)
+                        pause = min(2 * pause, _LONGEST_S)
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        self.scope.cancel()
+        await self.ended.wait()
+
+    async def _open(self) -> None:
+        at = min(rule.since for rule in self._rules)
+        head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, self.forwarded)
+        opened = await self._ask_dest(Op.OPEN_PIPE, head)
+        self.at, self.forwarded = opened.at, dict(opened.forwarded)
+        await self._forward()  # even if there is nothing: the destination may wait to hear that
+
+    async def _step(self) -> None:
+        await self._source.wait_beyond(self.at)
+        await self._forward()
+
+    async def _forward(self) -> None:
+        source = self._source
+        try:
+            await source.follow()
+            piece, body = await source.read(self.at)
+        except ApiError as error:
+            if is_gone(error):
+                raise TopicGone(source.topic) from None
+            raise
+        copied = copy(self._rules, piece, body, ring_hops=self._ring_hops)
+        head = messages.Forward(
+            topic=self.dest,
+            topic_id=self.dest_id,
+            source_id=source.topic_id,
+            from_seq=self.at,
+            to_seq=piece.to_seq,
+            count=copied.count,
+            size=copied.size,
+            lost=piece.lost,
+            complete=piece.complete,
+            level=piece.to_seq == piece.head_seq,
+            counts=copied.counts,
+            hops=copied.hops,
+        )
+        answer = await self._ask_dest(Op.FORWARD, head, copied.body)
+        self.waits_for = ""
+        if answer.at == piece.to_seq:
+            self.records += copied.count
+            for router, count in copied.counts.items():
+                self.forwarded[router] = self.forwarded.get(router, 0) + count
+        self.at = answer.at
+
+    async def _ask_dest(self, op: Op, head: messages.OpenPipe | messages.Forward, body: bytes = b"") -> messages.Forwarded | messages.PipeOpened:
+        try:
+            answer, _ = await self._asks.ask(self._dest_shard, op, head, body)
+        except ApiError as error:
+            if is_gone(error):
+                raise TopicGone(self.dest) from None
+            if error.code == "not_found":
+                raise Unavailable from None  # its pipe was closed meanwhile: open it again
+            raise
+        return answer  # type: ignore[no-any-return]

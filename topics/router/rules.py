@@ -1,0 +1,83 @@
+"""Which routers there are, and which may be added: the graph. Pure.
+
+Every destination has one source, so walking against the arrows is never ambiguous: from a topic there is at most one
+way back, and a cycle is a simple ring. A record that is written into a ring goes round it until it has been in every
+topic once; `ring_hops` is how many routers that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from topics.errors import ApiError
+from topics.storage.routers import Rule
+
+
+class Rules:
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._rules: dict[str, Rule] = {rule.router: rule for rule in rules}
+        self._sources: dict[str, str] = {rule.dest: rule.source for rule in self._rules.values()}
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._rules.values())
+
+    def get(self, router: str) -> Rule | None:
+        return self._rules.get(router)
+
+    def put(self, rule: Rule) -> None:
+        self._rules[rule.router] = rule
+        self._sources[rule.dest] = rule.source
+
+    def remove(self, router: str) -> Rule | None:
+        rule = self._rules.pop(router, None)
+        if rule is not None and not self.between(rule.source, rule.dest):
+            self._sources.pop(rule.dest, None)
+        return rule
+
+    def between(self, source: str, dest: str) -> list[Rule]:
+        """The routers of one pipe, in the order their copies are made."""
+        if self._sources.get(dest) != source:
+            return []
+        found = [rule for rule in self._rules.values() if rule.dest == dest and rule.source == source]
+        return sorted(found, key=lambda rule: rule.router)
+
+    def touching(self, topic: str) -> list[Rule]:
+        return sorted(
+            (rule for rule in self._rules.values() if topic in (rule.source, rule.dest)), key=lambda rule: rule.router
+        )
+
+    def check_new(self, *, source: str, dest: str, allow_cycle: bool) -> None:
+        """Refuse a second source for a destination, and a cycle that was not asked for."""
+        known = self._sources.get(dest)
+        if known is not None and known != source:
+            raise ApiError(
+                "topic_exists_incompatible",
+                f'"{dest}" already gets its records from "{known}"; a destination has one source',
+                {"reason": "router_dest_fan_in", "dest": dest, "source": known},
+            )
+        if not allow_cycle and (cycle := self.cycle(source, dest)) is not None:
+            raise ApiError(
+                "router_cycle",
+                f"this router would close a cycle: {' -> '.join(cycle)}. Set allow_cycle if that is meant",
+                {"cycle": cycle},
+            )
+
+    def cycle(self, source: str, dest: str) -> list[str] | None:
+        """The ring that an arrow from source to dest is part of, or would be: [source, dest, ..., source]."""
+        back = [source]
+        at = source
+        while at != dest:
+            before = self._sources.get(at)
+            if before is None or before in back:
+                return None
+            back.append(before)
+            at = before
+        return [source, *reversed(back)]
+
+    def ring_hops(self, source: str, dest: str) -> int | None:
+        """In a ring: how many routers a record may pass before it comes back to where it was written. None: no ring."""
+        cycle = self.cycle(source, dest)
+        return None if cycle is None else len(cycle) - 2

@@ -1,0 +1,74 @@
+"""A topic that is copied from: who wants to know is woken when its head moves, and reads are shared.
+
+Several destinations that stand at the same place get the same batch from one read.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op, RawPiece
+from topics.router.asks import Asks
+
+
+class Source:
+    def __init__(self, asks: Asks, *, topic: str, topic_id: int, shard: int) -> None:
+        self._asks = asks
+        self.topic = topic
+        self.topic_id = topic_id
+        self.shard = shard
+        self.head_seq = 0
+        self.correlation = 0  # under which the shard tells us; 0: it does not
+        self.users = 0
+        self._moved = trio.Event()
+        self._last: tuple[int, RawPiece, bytes] | None = None
+        self._reading: dict[int, trio.Event] = {}
+        self._follow_lock = trio.Lock()
+
+    async def follow(self) -> None:
+        """See that the shard tells us when something comes. Raises what ask raises."""
+        async with self._follow_lock:
+            if self.correlation:
+                return
+            head = messages.FollowHead(self.topic, self.topic_id)
+            correlation, entry = self._asks.send(self.shard, Op.FOLLOW_HEAD, head)
+            answer = await self._asks.answer(self.shard, correlation, entry)
+            self.correlation = correlation
+            self.moved(answer.head_seq)
+
+    def moved(self, head_seq: int) -> None:
+        self.head_seq = head_seq
+        self._moved.set()
+        self._moved = trio.Event()
+
+    def unfollowed(self) -> None:
+        """The shard is away: everyone who waits looks for himself."""
+        self.correlation = 0
+        self._last = None
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def wait_beyond(self, seq: int) -> None:
+        """Until the head is not there any more, or nobody would tell us."""
+        while self.correlation and self.head_seq == seq:
+            await self._moved.wait()
+
+    async def read(self, from_seq: int) -> tuple[RawPiece, bytes]:
+        while (under_way := self._reading.get(from_seq)) is not None:
+            await under_way.wait()
+        last = self._last
+        if last is not None and last[0] == from_seq and last[1].to_seq > from_seq:
+            return last[1], last[2]
+        done = self._reading[from_seq] = trio.Event()
+        try:
+            head = messages.ReadRaw(
+                self.topic, self.topic_id, from_seq, limits.FORWARD_RECORDS, limits.FORWARD_BYTES
+            )
+            piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
+            self._last = (from_seq, piece, bytes(body))
+            return piece, self._last[2]
+        finally:
+            del self._reading[from_seq]
+            done.set()

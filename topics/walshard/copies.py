@@ -1,0 +1,65 @@
+"""The state of a router's destination: copies in memory, and the pipe that says how far the source has been copied.
+
+What a snapshot says of a pipe is what its segments hold; the rest is made again after a crash (pipes.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from topics.storage.control import PipeFrame
+from topics.storage.snapshot import PipeState
+from topics.walshard.rows import Row
+
+
+class Copies:
+    """The source of rows whose only bytes are in memory, until the mover has written them down."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def read_body(self, row: Row) -> bytes:
+        raise AssertionError("a copy has its body until it is in a segment")
+
+    def release(self, row: Row) -> None:
+        self.bytes -= row.length
+
+
+class Pipe:
+    def __init__(self, source_id: int, at: int, forwarded: dict[str, int]) -> None:
+        self.source_id = source_id
+        self.at = at
+        self.forwarded = forwarded
+        self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
+        self.flushed_forwarded = dict(forwarded)
+        self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
+        self.deriving = False  # copies that readers may have seen are being made again
+        self.deleted: set[int] = set()  # seqs of copies that a client removed and that no segment shows yet
+
+    @classmethod
+    def restore(cls, state: PipeState) -> Pipe:
+        pipe = cls(state.source_id, state.at, dict(state.forwarded))
+        pipe.deleted = set(state.deleted)
+        return pipe
+
+    def advance(self, last_seq: int, at: int, counts: dict[str, int]) -> None:
+        self.at = at
+        for router, count in counts.items():
+            self.forwarded[router] = self.forwarded.get(router, 0) + count
+        self.marks.append((last_seq, at, counts))
+
+    def flushed(self, flushed_seq: int) -> None:
+        """Rows up to a seq are in segments."""
+        marks = self.marks
+        while marks and marks[0][0] <= flushed_seq:
+            _, self.flushed_at, counts = marks.popleft()
+            for router, count in counts.items():
+                self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
+        if self.deleted:
+            self.deleted = {seq for seq in self.deleted if seq > flushed_seq}
+
+    def state(self) -> PipeState:
+        return PipeState(self.source_id, self.flushed_at, self.flushed_forwarded, sorted(self.deleted))
+
+    def frame(self) -> PipeFrame:
+        return PipeFrame(self.source_id, self.flushed_at)
