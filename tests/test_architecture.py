@@ -63,7 +63,12 @@ WRITES = {
     "symlink",
     "sendfile",
 }
-MAY_WRITE = {"topics/walshard/disk.py", "topics/actors/datadir.py", "topics/actors/listener.py"}
+MAY_WRITE = {
+    "topics/walshard/disk.py",
+    "topics/actors/datadir.py",
+    "topics/actors/listener.py",
+    "topics/router/store.py",
+}
 # Shared memory is reserved with fallocate too, but it is no file of ours.
 MAY_RESERVE = {"topics/shm/region.py"}
 

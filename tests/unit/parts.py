@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
+from topics.gateway.routers import RouterHandlers
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
 from topics.settings import Settings
+from topics.shm.counters import Board
+
+
+def routers(*, shards: int) -> RouterHandlers:
+    return RouterHandlers(peer=shards, board=Board.create(["router"]))
 
 
 def watches(*, shards: int, settings: Settings | None = None) -> Watches:

@@ -375,9 +375,12 @@ class Forwarded(_Message, frozen=True):
 
 
 class ClosePipe(_Message, frozen=True):
+    """Answered when every copy is in a segment that a snapshot names."""
+
     topic: str
     topic_id: int
     source_id: int
+    keep: bool  # it stays open: only its rules change
 
 
 class PipeClosed(_Message, frozen=True):

@@ -30,6 +30,7 @@ def process_table(settings: Settings) -> list[ProcessSpec]:
             ProcessSpec(f"gateway-{i}", "topics.gateway.process", i, listener=True, stop_order=0)
             for i in range(settings.gateways)
         ),
+        ProcessSpec("router", "topics.router.process", 0, stop_order=1),
         *(
             ProcessSpec(f"shard-{i}", "topics.walshard.process", i, stores=True, stop_order=9)
             for i in range(settings.wal_shards)
@@ -40,7 +41,11 @@ def process_table(settings: Settings) -> list[ProcessSpec]:
 def link_table(settings: Settings) -> list[tuple[str, str]]:
     """Who talks to whom."""
     shards = [f"shard-{i}" for i in range(settings.wal_shards)]
-    return [(f"gateway-{i}", shard) for i in range(settings.gateways) for shard in shards]
+    gateways = [f"gateway-{i}" for i in range(settings.gateways)]
+    return [
+        *((gateway, peer) for gateway in gateways for peer in (*shards, "router")),
+        *(("router", shard) for shard in shards),
+    ]
 
 
 @click.command()

@@ -13,14 +13,16 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from topics import limits
-from topics.actors.messages import Append, DeleteRecords, Diff
+from topics.actors.messages import Append, DeleteRecords, Diff, PutRouter
 from topics.errors import ApiError, invalid
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import Discard, Durability, TopicConfig, TopicType
 from topics.storage.format import RECORD_OVERHEAD, RECORD_SEPARATOR
+from topics.storage.routers import Guarantee
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
+_ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 _T = TypeVar("_T")
 
 
@@ -30,6 +32,16 @@ def check_name(name: str, *, what: str = "topic name") -> str:
         raise invalid(
             f"{what} {shown!r} is not valid: 1 to 255 characters, letters, digits and . _ : - only, starting with a "
             "letter or digit"
+        )
+    return name
+
+
+def check_router_name(name: str) -> str:
+    if _ROUTER_NAME.match(name) is None:
+        shown = name if len(name) <= 64 else name[:61] + "..."
+        raise invalid(
+            f"router name {shown!r} is not valid: 1 to 255 characters, letters, digits and . _ : - > only, starting "
+            "with a letter or digit"
         )
     return name
 
@@ -84,6 +96,18 @@ class _DeleteIn(msgspec.Struct):
     match: str | list[Any] | None = None
 
 
+class _RouterIn(msgspec.Struct):
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: str | list[Any] | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+
+
+_router_decoder = msgspec.json.Decoder(_RouterIn)
 _append_decoder = msgspec.json.Decoder(AppendIn)
 _diff_decoder = msgspec.json.Decoder(_DiffIn)
 _delete_decoder = msgspec.json.Decoder(_DeleteIn)
@@ -344,7 +368,7 @@ def decode_match(match: str | list[Any]) -> tuple[str, bool]:
     if isinstance(match, str):
         return match, False
     if len(match) != 3 or not all(isinstance(part, str) for part in match) or match[0] != "tag":
-        raise invalid('match must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field="match")
+        raise invalid('a match must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field="match")
     _, operator, pattern = match
     if operator == "Eq":
         return pattern, False
@@ -353,3 +377,29 @@ def decode_match(match: str | list[Any]) -> tuple[str, bool]:
     if not pattern.endswith("*") or "*" in pattern[:-1]:
         raise invalid("a Glob pattern is a literal prefix followed by a single *", field="match")
     return pattern[:-1], True
+
+
+# --- routers -----------------------------------------------------------------------------------------
+
+
+def decode_router(body: bytes | bytearray, router: str) -> PutRouter:
+    given = decode_json(_router_decoder, body or b"{}")
+    check_name(given.source, what="source")
+    check_name(given.dest, what="dest")
+    if given.source == given.dest:
+        raise invalid("source and dest must be two topics", field="dest")
+    pattern = None
+    if given.filter is not None:
+        tag, prefix = decode_match(given.filter)
+        pattern = ["tag", "Glob", tag + "*"] if prefix else ["tag", "Eq", tag]
+    return PutRouter(
+        router=router,
+        source=given.source,
+        dest=given.dest,
+        preserve_node=given.preserve_node,
+        preserve_tag=given.preserve_tag,
+        create_dest=given.create_dest,
+        filter=pattern,
+        allow_cycle=given.allow_cycle,
+        guarantee=given.guarantee,
+    )

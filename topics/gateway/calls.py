@@ -46,11 +46,15 @@ class _Asked(msgspec.Struct, gc=False):
 
 
 class Calls:
+    """Peers are numbered: the shards first, then whoever else is asked."""
+
     def __init__(self, *, shards: int, timeout_ms: int) -> None:
-        self._links: list[Link | None] = [None] * shards
+        self.router = shards
+        peers = shards + 1
+        self._links: list[Link | None] = [None] * peers
         self.timeout_ms = timeout_ms
-        self._pending: list[dict[int, Pending]] = [{} for _ in range(shards)]
-        self._runs: list[dict[int, PlainRun]] = [{} for _ in range(shards)]  # by their first correlation
+        self._pending: list[dict[int, Pending]] = [{} for _ in range(peers)]
+        self._runs: list[dict[int, PlainRun]] = [{} for _ in range(peers)]  # by their first correlation
         self._next = 1
         self.refused = 0
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
@@ -69,7 +73,10 @@ class Calls:
         pending, self._pending[shard] = self._pending[shard], {}
         self._runs[shard].clear()
         for entry in pending.values():
-            entry.finish(error_response(_unknown_outcome(shard)))
+            entry.finish(error_response(_unknown_outcome(self._name(shard))))
+
+    def _name(self, peer: int) -> str:
+        return "router" if peer == self.router else f"shard-{peer}"
 
     def linked(self, shard: int) -> bool:
         return self._links[shard] is not None
@@ -95,7 +102,7 @@ class Calls:
         shard = call.shard
         link = self._links[shard]
         if link is None:
-            sink.finish(error_response(_down(shard)))
+            sink.finish(error_response(_down(self._name(shard))))
             return 0
         correlation = self._next
         deadline_ms = time.monotonic_ns() // 1_000_000 + self.timeout_ms + call.timeout_ms
@@ -103,7 +110,7 @@ class Calls:
             link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
         except RingFull:
             self.refused += 1
-            sink.finish(error_response(_backpressure(shard)))
+            sink.finish(error_response(_backpressure(self._name(shard))))
             return 0
         self._next = correlation + 1
         self._pending[shard][correlation] = _Asked(call, sink, deadline_ms)
@@ -121,7 +128,7 @@ class Calls:
         error = None
         correlation = self._next
         if link is None:
-            error = _down(shard)
+            error = _down(self._name(shard))
         else:
             deadline_ms = entries[0].deadline_ms
             try:
@@ -130,7 +137,7 @@ class Calls:
                 )
             except RingFull:
                 self.refused += len(entries)
-                error = _backpressure(shard)
+                error = _backpressure(self._name(shard))
         if error is not None:
             for entry in entries:
                 entry.finish(error_response(error))
@@ -197,7 +204,7 @@ class Calls:
         for shard, pending in enumerate(self._pending):
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
-                pending.pop(correlation).finish(error_response(_unknown_outcome(shard)))
+                pending.pop(correlation).finish(error_response(_unknown_outcome(self._name(shard))))
 
 
 def _share_out(run: PlainRun, pending: dict[int, Pending], correlation: int, message: bytes) -> None:
@@ -210,29 +217,34 @@ def _share_out(run: PlainRun, pending: dict[int, Pending], correlation: int, mes
         correlation += 1
 
 
-def _down(shard: int) -> ApiError:
+def _down(peer: str) -> ApiError:
     return ApiError(
         "shard_unavailable",
-        f"shard-{shard} is not serving at the moment; nothing was done. Retry",
-        {"shard": shard},
+        f"{peer} is not serving at the moment; nothing was done. Retry",
+        _where(peer),
         retry_after_s=1,
     )
 
 
-def _unknown_outcome(shard: int) -> ApiError:
+def _unknown_outcome(peer: str) -> ApiError:
     return ApiError(
         "shard_unavailable",
-        f"shard-{shard} went away before it answered: whether the request took effect is unknown. "
+        f"{peer} went away before it answered: whether the request took effect is unknown. "
         "A retry with the same idempotency key is safe",
-        {"shard": shard, "outcome": "unknown"},
+        {**_where(peer), "outcome": "unknown"},
         retry_after_s=1,
     )
 
 
-def _backpressure(shard: int) -> ApiError:
+def _backpressure(peer: str) -> ApiError:
     return ApiError(
         "throttled",
-        f"shard-{shard} has more work than it can take; nothing was done. Slow down and retry",
-        {"retry_after_ms": 100, "shard": shard},
+        f"{peer} has more work than it can take; nothing was done. Slow down and retry",
+        {"retry_after_ms": 100, **_where(peer)},
         retry_after_s=1,
     )
+
+
+def _where(peer: str) -> dict[str, int]:
+    kind, _, number = peer.partition("-")
+    return {kind: int(number)} if number else {}

@@ -84,7 +84,7 @@ class Handlers:
             }
             return Response(200, with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
 
-        return _RenderedCall(rendered=render, shard=request.shard, op=Op.DELETE_RECORDS, head=head)
+        return RenderedCall(rendered=render, shard=request.shard, op=Op.DELETE_RECORDS, head=head)
 
     # --- topics ---
 
@@ -96,7 +96,7 @@ class Handlers:
             return Response(201 if answer.created else 200, with_performance(content, request.started_ns))
 
         head = messages.PutTopic(request.name, config, kind)
-        return _RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
+        return RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
 
     def get_topic(self, request: Request) -> Outcome:
         def render(answer: messages.TopicReport, _: bytes | memoryview) -> Response:
@@ -116,21 +116,13 @@ class Handlers:
             return Response(200, with_performance(content, request.started_ns))
 
         head = messages.GetTopic(request.name, flag(request, "touch", True))
-        return _RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
-
-    def drop_topic(self, request: Request) -> Outcome:
-        def render(answer: messages.TopicDropped, _: bytes | memoryview) -> Response:
-            content = {"topic": request.name, "deleted": answer.deleted, "routers_removed": []}
-            return Response(200, with_performance(content, request.started_ns))
-
-        head = messages.DropTopic(request.name, flag(request, "if_empty", False))
-        return _RenderedCall(rendered=render, shard=request.shard, op=Op.DROP_TOPIC, head=head)
+        return RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
 
     def list_topics(self, request: Request) -> Outcome:
-        size = _page_size(request)
+        size = page_size(request)
         head = messages.ListTopics(
             prefix=request.query.get("prefix", ""),
-            after=_after(request.query.get("cursor")),
+            after=after(request.query.get("cursor")),
             limit=size,
             touch=flag(request, "touch", False),
         )
@@ -143,7 +135,7 @@ class Handlers:
                 "topics": [{name: getattr(row, name) for name in row.__struct_fields__} for row in page]
             }
             if more and page:
-                content["next_cursor"] = _cursor(page[-1].topic)
+                content["next_cursor"] = cursor(page[-1].topic)
             return Response(200, with_performance(content, request.started_ns))
 
         calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]
@@ -161,6 +153,7 @@ class Handlers:
             return error_response(shutting_down())
         rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
         waiting = [row for at, row in enumerate(rows) if row.state != State.READY or not self._linked(at)]
+        waiting += [row for row in self.board.rows() if row.name == "router" and row.state != State.READY]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
             states = {row.name: row.state.name.lower() for row in waiting}
@@ -183,7 +176,7 @@ def shutting_down() -> ApiError:
 # --- calls whose answers are formatted by hand, and the others ----------------------------------------
 
 
-class _RenderedCall(Call, kw_only=True, gc=False, eq=False):
+class RenderedCall(Call, kw_only=True, gc=False, eq=False):
     rendered: Callable[[Any, bytes | memoryview], Response]
 
     def render(self, answer: Any, body: bytes | memoryview) -> Response:
@@ -250,7 +243,7 @@ def flag(request: Request, name: str, default: bool) -> bool:
     raise invalid(f"{name} must be true or false", field=name)
 
 
-def _page_size(request: Request) -> int:
+def page_size(request: Request) -> int:
     text = request.query.get("page_size")
     if text is None:
         return limits.DEFAULT_PAGE_SIZE
@@ -263,11 +256,11 @@ class _Cursor(msgspec.Struct):
     after: str
 
 
-def _cursor(after: str) -> str:
+def cursor(after: str) -> str:
     return base64.b64encode(_encode(_Cursor(after))).decode()
 
 
-def _after(cursor: str | None) -> str:
+def after(cursor: str | None) -> str:
     if cursor is None:
         return ""
     try:

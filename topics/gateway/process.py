@@ -24,6 +24,7 @@ from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
@@ -63,7 +64,8 @@ class Gateway:
         context.on_stop = self._stop
         self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
         watches = Watches(self._streams, shards=context.shards)
-        routes = Routes(self._handlers, watches)
+        routers = RouterHandlers(peer=self._calls.router, board=context.board)
+        routes = Routes(self._handlers, watches, routers)
         self.cold = ColdLane(
             settings=settings, routes=routes, handlers=self._handlers, calls=self._calls, watches=watches
         )
@@ -185,14 +187,19 @@ class Gateway:
     # --- callbacks ---
 
     def _link_up(self, peer: str, link: Link) -> None:
-        if peer.startswith("shard-"):
+        if peer == "router":
+            self._calls.link_up(self._calls.router, link)
+        elif peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
             self._calls.link_up(shard, link)
             self._streams.link_up(shard)
             self._calls.flush()
 
     def _link_down(self, peer: str) -> None:
-        if peer.startswith("shard-"):
+        if peer == "router":
+            self._calls.link_down(self._calls.router)
+            self._hot.send_dirty()
+        elif peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
             self._calls.link_down(shard)
             self._streams.link_down(shard)

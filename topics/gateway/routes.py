@@ -11,9 +11,10 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from topics.errors import ApiError, invalid
-from topics.gateway.bodies import check_name
+from topics.gateway.bodies import check_name, check_router_name
 from topics.gateway.exchange import Outcome, Request
 from topics.gateway.handlers import Handlers
+from topics.gateway.routers import RouterHandlers
 from topics.gateway.watches import Watches
 from topics.storage.config import owner_of_name
 
@@ -33,7 +34,7 @@ _NAME = "\0"  # stands for a topic's name in the table; no request target can co
 
 
 class Routes:
-    def __init__(self, handlers: Handlers, watches: Watches) -> None:
+    def __init__(self, handlers: Handlers, watches: Watches, routers: RouterHandlers) -> None:
         self._shards = handlers.shards
         self._streaming = (watches.open, watches.socket)
         self.append: Handler = handlers.append
@@ -42,11 +43,17 @@ class Routes:
             ("v0", "topics", _NAME): {
                 "PUT": handlers.put_topic,
                 "GET": handlers.get_topic,
-                "DELETE": handlers.drop_topic,
+                "DELETE": routers.drop_topic,
                 "POST": handlers.append,
             },
             ("v0", "topics", _NAME, "diff"): {"POST": handlers.diff},
             ("v0", "topics", _NAME, "delete"): {"POST": handlers.delete_records},
+            ("v0", "routers"): {"GET": routers.list},
+            ("v0", "routers", _NAME): {
+                "PUT": routers.put,
+                "GET": routers.get,
+                "DELETE": routers.drop,
+            },
             ("v0", "watch"): {"POST": watches.create},
             ("v0", "watch", _NAME): {"GET": watches.open},
             ("v0", "ws"): {"GET": watches.socket},
@@ -80,8 +87,10 @@ class Routes:
                 name = unquote(name, errors="strict")
                 if parts[1] == "topics":
                     check_name(name)
+                elif parts[1] == "routers":
+                    check_router_name(name)
             except UnicodeDecodeError:
-                raise invalid("the topic name in the path is not valid UTF-8") from None
+                raise invalid("the name in the path is not valid UTF-8") from None
         query: dict[str, str] = {}
         if query_text:
             try:

@@ -77,6 +77,11 @@ class Asks:
         link.flush()
         return correlation, entry
 
+    def unfollow(self, shard: int, correlation: int) -> None:
+        if (link := self._links[shard]) is not None:
+            link.writer.send_always(messages.pack(Op.UNFOLLOW, correlation, messages.Unfollow()))
+            link.flush()
+
     def has_answers(self) -> bool:
         return any([link is not None and link.has_work() for link in self._links])
 

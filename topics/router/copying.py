@@ -72,9 +72,7 @@ def _keeps_all(rule: Rule, source: Columns) -> bool:
     )
 
 
-def _rendered(
-    source: Columns, chosen: list[tuple[int, Rule]], seqs: list[int], all_tags: list[str | None]
-) -> bytes:
+def _rendered(source: Columns, chosen: list[tuple[int, Rule]], seqs: list[int], all_tags: list[str | None]) -> bytes:
     data = source.data()
     all_nodes = source.nodes()
     all_metas = source.metas()

@@ -12,6 +12,8 @@ refuses (full, and its policy is to reject; or too much in memory) is asked agai
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 
 from topics.actors import messages
@@ -41,7 +43,7 @@ class Forwarder:
         self._asks = asks
         self._source = source
         self._rules = rules
-        self._ring_hops = ring_hops
+        self.ring_hops = ring_hops
         self._dest_shard = dest_shard
         self.dest = rules[0].dest
         self.dest_id = rules[0].dest_id
@@ -76,6 +78,10 @@ class Forwarder:
         finally:
             self.ended.set()
 
+    @property
+    def pipe(self) -> messages.PipeRow:
+        return messages.PipeRow(self.dest, self.dest_id, self._source.topic_id, self.at)
+
     async def stop(self) -> None:
         self.scope.cancel()
         await self.ended.wait()
@@ -100,7 +106,7 @@ class Forwarder:
             if is_gone(error):
                 raise TopicGone(source.topic) from None
             raise
-        copied = copy(self._rules, piece, body, ring_hops=self._ring_hops)
+        copied = copy(self._rules, piece, body, ring_hops=self.ring_hops)
         head = messages.Forward(
             topic=self.dest,
             topic_id=self.dest_id,
@@ -123,7 +129,7 @@ class Forwarder:
                 self.forwarded[router] = self.forwarded.get(router, 0) + count
         self.at = answer.at
 
-    async def _ask_dest(self, op: Op, head: messages.OpenPipe | messages.Forward, body: bytes = b"") -> messages.Forwarded | messages.PipeOpened:
+    async def _ask_dest(self, op: Op, head: messages.OpenPipe | messages.Forward, body: bytes = b"") -> Any:
         try:
             answer, _ = await self._asks.ask(self._dest_shard, op, head, body)
         except ApiError as error:
@@ -132,4 +138,4 @@ class Forwarder:
             if error.code == "not_found":
                 raise Unavailable from None  # its pipe was closed meanwhile: open it again
             raise
-        return answer  # type: ignore[no-any-return]
+        return answer

@@ -63,12 +63,11 @@ class Source:
             return last[1], last[2]
         done = self._reading[from_seq] = trio.Event()
         try:
-            head = messages.ReadRaw(
-                self.topic, self.topic_id, from_seq, limits.FORWARD_RECORDS, limits.FORWARD_BYTES
-            )
+            head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limits.FORWARD_RECORDS, limits.FORWARD_BYTES)
             piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
-            self._last = (from_seq, piece, bytes(body))
-            return piece, self._last[2]
+            read = bytes(body)
+            self._last = (from_seq, piece, read) if self.users > 1 else None
+            return piece, read
         finally:
             del self._reading[from_seq]
             done.set()

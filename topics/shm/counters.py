@@ -72,6 +72,7 @@ class Word:
     OUTBOX_DEPTH: Final = 28
     OUTBOX_HIGH_WATER: Final = 29
     PUSHES: Final = 30
+    ROUTERS: Final = 31
 
     WAL_FRAMES: Final = 32
     WAL_BATCHES: Final = 33
@@ -80,6 +81,7 @@ class Word:
     WAL_ROTATIONS: Final = 36
     WAL_READ_ONLY: Final = 37
     WAL_SYNC_US_SUM: Final = 38
+    FORWARDED: Final = 39
     SYNC_BUCKETS: Final = 48
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
@@ -119,12 +121,14 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.OUTBOX_DEPTH, "outbox_depth", _P, "bytes waiting for room in the rings from it"),
     WordInfo(Word.OUTBOX_HIGH_WATER, "outbox_high_water", _P, "the most that ever waited so"),
     WordInfo(Word.PUSHES, "pushes", _P, "pushes of published records, taken or sent"),
+    WordInfo(Word.ROUTERS, "routers", _P, "router rules it knows"),
     WordInfo(Word.WAL_FRAMES, "wal_frames", _P, "frames appended to the log"),
     WordInfo(Word.WAL_BATCHES, "wal_batches", _P, "writes they went out in"),
     WordInfo(Word.WAL_FSYNCS, "wal_fsyncs", _P, "completed syncs"),
     WordInfo(Word.WAL_BYTES, "wal_bytes", _P, "bytes appended to the log"),
     WordInfo(Word.WAL_ROTATIONS, "wal_rotations", _P, "log files begun after the first"),
     WordInfo(Word.WAL_READ_ONLY, "wal_read_only", _P, "1 while the disk takes no appends"),
+    WordInfo(Word.FORWARDED, "forwarded", _P, "records it copied from topics to topics"),
     WordInfo(Word.WAL_SYNC_US_SUM, "wal_sync_us_sum", _P, "microseconds spent in syncs"),
     WordInfo(Word.SYNC_BUCKETS, "sync_buckets", _P, "syncs by duration, see sync_bucket", SYNC_BUCKET_COUNT),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),

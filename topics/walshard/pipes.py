@@ -115,8 +115,11 @@ class Pipes:
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.CLOSE_PIPE, correlation, messages.PipeClosed(pipe.at, pipe.forwarded))
 
+        if request.keep and pipe.deriving:
+            raise being_rebuilt(topic.name)
+
         def close() -> None:
-            if topic.dropped:
+            if topic.dropped or request.keep:
                 self._answer(reply_to, answer(0))
                 return
             topic.pipe = None
@@ -130,7 +133,9 @@ class Pipes:
         """Go on when every copy is in a segment that a snapshot names."""
         pipe = topic.pipe
         assert pipe is not None
-        pipe.deriving = False  # its source is gone, or about to: what could not be made again by now never will
+        if pipe.deriving:  # its source is gone: what could not be made again by now never will
+            pipe.deriving = False
+            self._commit.skip_to(topic, topic.ceiling, trimmed=True)
         if topic.has_copies or pipe.marks:
             self.settle(topic, then)
         else:

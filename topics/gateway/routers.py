@@ -1,0 +1,97 @@
+"""The endpoints of routers; the router process answers them. Deleting a topic takes its routers along, in a second
+step: should the router process not get to know, it finds the topic gone by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.gateway import bodies
+from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
+from topics.gateway.handlers import RenderedCall, after, cursor, flag, page_size, with_performance
+from topics.shm.counters import Board, Word
+
+_SHOWN = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
+
+
+class RouterHandlers:
+    def __init__(self, *, peer: int, board: Board) -> None:
+        self._peer = peer  # the router process's number among those we ask
+        self._board = board
+
+    def put(self, request: Request) -> Outcome:
+        head = bodies.decode_router(request.body, request.name)
+
+        def render(row: messages.RouterRow, _: bytes | memoryview) -> Response:
+            content = {"router": row.router, "created": row.created, **_described(row)}
+            return Response(201 if row.created else 200, with_performance(content, request.started_ns))
+
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.PUT_ROUTER, head=head)
+
+    def get(self, request: Request) -> Outcome:
+        def render(row: messages.RouterRow, _: bytes | memoryview) -> Response:
+            content = {"router": row.router, **_described(row), "forwarded_total": row.forwarded_total}
+            return Response(200, with_performance(content, request.started_ns))
+
+        head = messages.GetRouter(request.name)
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.GET_ROUTER, head=head)
+
+    def drop(self, request: Request) -> Outcome:
+        def render(answer: messages.RoutersDropped, _: bytes | memoryview) -> Response:
+            content = {"router": request.name, "deleted": bool(answer.routers)}
+            return Response(200, with_performance(content, request.started_ns))
+
+        head = messages.DropRouter(request.name)
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.DROP_ROUTER, head=head)
+
+    def list(self, request: Request) -> Outcome:
+        head = messages.ListRouters(
+            prefix=request.query.get("prefix", ""),
+            source=request.query.get("source"),
+            dest=request.query.get("dest"),
+            after=after(request.query.get("cursor")),
+            limit=page_size(request),
+        )
+
+        def render(answer: messages.RoutersListed, _: bytes | memoryview) -> Response:
+            rows = [
+                {
+                    "router": row.router,
+                    "source": row.source,
+                    "dest": row.dest,
+                    "guarantee": row.guarantee,
+                    "forwarded_total": row.forwarded_total,
+                }
+                for row in answer.rows
+            ]
+            content: dict[str, Any] = {"routers": rows}
+            if answer.more and rows:
+                content["next_cursor"] = cursor(answer.rows[-1].router)
+            return Response(200, with_performance(content, request.started_ns))
+
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.LIST_ROUTERS, head=head)
+
+    def drop_topic(self, request: Request) -> Outcome:
+        def answer(deleted: bool, removed: list[str]) -> Response:
+            content = {"topic": request.name, "deleted": deleted, "routers_removed": removed}
+            return Response(200, with_performance(content, request.started_ns))
+
+        def cascade(answers: list[messages.TopicDropped]) -> Outcome:
+            deleted = answers[0].deleted
+            if not self._board.row("router")[Word.ROUTERS]:
+                return answer(deleted, [])
+
+            def render(dropped: messages.RoutersDropped, _: bytes | memoryview) -> Response:
+                return answer(deleted, dropped.routers)
+
+            head = messages.DropRoutersOf(request.name)
+            return RenderedCall(rendered=render, shard=self._peer, op=Op.DROP_ROUTERS_OF, head=head)
+
+        head = messages.DropTopic(request.name, flag(request, "if_empty", False))
+        return Gather([Call(shard=request.shard, op=Op.DROP_TOPIC, head=head)], cascade)
+
+
+def _described(row: messages.RouterRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _SHOWN}

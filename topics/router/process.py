@@ -1,0 +1,375 @@
+"""The router process: the rules, one forwarder per pair of topics, and the commands that change them.
+
+Rules change one at a time, and only after everything copied under the old ones is in segments at the destination: what
+a crash makes copy again is then made by the same rules. A rule counts from the moment it is in the file.
+
+    crash between                       at the next start
+    topics made, rule not in the file   a pipe without a rule is closed; the topics stay
+    rule in the file, pipe not open     the forwarder opens it
+    topic dropped, rules not            its forwarders find it gone, and the rules go
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import trio
+
+from topics.actors import messages
+from topics.actors.context import Context
+from topics.actors.idle import Idle
+from topics.actors.link import Link
+from topics.actors.messages import Op
+from topics.errors import ApiError, throttled_by, topic_not_found
+from topics.router.asks import Asks, Unavailable
+from topics.router.forwarder import Forwarder, TopicGone
+from topics.router.source import Source
+from topics.router.store import RuleStore
+from topics.shm.counters import Word
+from topics.storage.config import TopicConfig, owner_of_name
+from topics.storage.routers import Rule
+
+_RECONCILE_RETRY_S = 0.2
+_TOLD_LATER_S = 10.0
+_OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
+
+
+async def run(context: Context) -> None:
+    router = Router(context)
+    async with trio.open_nursery() as nursery:
+        router.start(nursery)
+        context.ready()
+        await router.serve()
+        nursery.cancel_scope.cancel()
+
+
+class Router:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shards = context.shards
+        self._store = RuleStore(context.settings.data_dir)
+        self._rules = self._store.load()
+        self._asks = Asks(shards=context.shards)
+        self._asks.on_unasked = self._unasked
+        self._gateways: dict[str, Link] = {}
+        self._sources: dict[int, Source] = {}  # by topic id
+        self._forwarders: dict[tuple[str, str], Forwarder] = {}
+        self._ended_records = 0
+        self._gone_with: dict[str, tuple[float, list[str]]] = {}  # when a topic was found gone, and what went with it
+        self._changes = trio.Lock()
+        self._stopping = False
+        for peer, link in context.links.items():
+            self._link_up(peer, link)
+        context.on_link_up = self._link_up
+        context.on_link_down = self._link_down
+        context.on_stop = self._stop
+        self._handlers: dict[int, Callable[[Any], Awaitable[Any]]] = {
+            Op.PUT_ROUTER: self._put,
+            Op.GET_ROUTER: self._get,
+            Op.DROP_ROUTER: self._drop,
+            Op.LIST_ROUTERS: self._list,
+            Op.DROP_ROUTERS_OF: self._drop_of,
+        }
+
+    # --- serving ---
+
+    def start(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._context.row.words[Word.ROUTERS] = len(self._rules)
+        for source, dest in {(rule.source, rule.dest) for rule in self._rules}:
+            self._begin(source, dest)
+        for shard in range(self._shards):
+            nursery.start_soon(self._reconcile, shard)
+
+    async def serve(self) -> None:
+        context = self._context
+        idle = Idle(context.bell, spin_us=0, has_work=self._has_work, next_deadline_ns=lambda: None)
+        while not self._stopping:
+            await idle.wait(expecting=False, linger=False)
+            self._asks.drain()
+            for link in list(self._gateways.values()):
+                for message in link.drain():
+                    self._nursery.start_soon(self._obey, message, link)
+            words = context.row.words
+            forwarded = sum(forwarder.records for forwarder in self._forwarders.values())
+            words[Word.FORWARDED] = self._ended_records + forwarded
+            await trio.lowlevel.checkpoint()
+        idle.close()
+
+    def _has_work(self) -> bool:
+        return self._asks.has_answers() or any([link.has_work() for link in self._gateways.values()])
+
+    async def _obey(self, message: bytes, link: Link) -> None:
+        op, _, correlation, _, head, _ = messages.unpack(message)
+        try:
+            answer = await self._handlers[op](messages.decode_request(op, head))
+            reply = messages.pack(Op(op), correlation, answer)
+        except ApiError as error:
+            reply = messages.pack_failure(op, correlation, error)
+        except Unavailable:
+            away = ApiError("shard_unavailable", "a shard that this needs is not serving. Retry", retry_after_s=1)
+            reply = messages.pack_failure(op, correlation, away)
+        if self._gateways.get(link.peer) is link:
+            link.writer.send_always(reply)
+            link.flush()
+
+    # --- links ---
+
+    def _link_up(self, peer: str, link: Link) -> None:
+        if peer.startswith("shard-"):
+            self._asks.link_up(int(peer.removeprefix("shard-")), link)
+        else:
+            self._gateways[peer] = link
+
+    def _link_down(self, peer: str) -> None:
+        if peer.startswith("shard-"):
+            shard = int(peer.removeprefix("shard-"))
+            self._asks.link_down(shard)
+            for source in self._sources.values():
+                if source.shard == shard:
+                    source.unfollowed()
+        else:
+            self._gateways.pop(peer, None)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._context.bell.ring_always()
+
+    def _unasked(self, shard: int, message: bytes) -> None:
+        op = message[0]
+        _, correlation = messages.unpack_correlation(message)
+        for source in self._sources.values():
+            if source.shard == shard and source.correlation == correlation:
+                if op == Op.HEAD_MOVED:
+                    source.moved(messages.decode_answer(message)[0].head_seq)
+                elif op == Op.TOPIC_GONE:
+                    source.unfollowed()  # its forwarders will find out
+                return
+
+    # --- forwarders ---
+
+    def _begin(self, source: str, dest: str) -> None:
+        """Start copying from one topic to another, by the rules as they are now."""
+        rules = self._rules.between(source, dest)
+        known = self._sources.get(rules[0].source_id)
+        if known is None:
+            known = self._sources[rules[0].source_id] = Source(
+                self._asks, topic=source, topic_id=rules[0].source_id, shard=owner_of_name(source, self._shards)
+            )
+        known.users += 1
+        forwarder = Forwarder(
+            self._asks,
+            known,
+            rules,
+            dest_shard=owner_of_name(dest, self._shards),
+            ring_hops=self._rules.ring_hops(source, dest),
+        )
+        self._forwarders[source, dest] = forwarder
+        self._nursery.start_soon(self._forward, forwarder, known)
+
+    async def _forward(self, forwarder: Forwarder, source: Source) -> None:
+        try:
+            await forwarder.run()
+        except TopicGone as gone:
+            self._nursery.start_soon(self._topic_gone, gone.topic, forwarder)
+        finally:
+            source.users -= 1
+            if source.users == 0:
+                self._sources.pop(source.topic_id, None)
+                if source.correlation:
+                    self._asks.unfollow(source.shard, source.correlation)
+
+    async def _end(self, source: str, dest: str) -> None:
+        """Stop copying, and see that all that was copied is on disk: the rules may change then."""
+        forwarder = self._forwarders.pop((source, dest), None)
+        if forwarder is None:
+            return
+        await forwarder.stop()
+        self._ended_records += forwarder.records
+        try:
+            await self._close(forwarder.pipe, keep=True)
+        except (Unavailable, ApiError):
+            self._begin(source, dest)  # nothing has changed
+            raise
+
+    async def _close(self, pipe: messages.PipeRow, *, keep: bool) -> None:
+        head = messages.ClosePipe(pipe.topic, pipe.topic_id, pipe.source_id, keep)
+        await self._asks.ask(owner_of_name(pipe.topic, self._shards), Op.CLOSE_PIPE, head)
+
+    async def _update_rings(self) -> None:
+        """A router that came or went may have closed or opened a ring: the others in it must know."""
+        for (source, dest), forwarder in list(self._forwarders.items()):
+            if self._rules.ring_hops(source, dest) != forwarder.ring_hops:
+                await self._end(source, dest)
+                self._begin(source, dest)
+
+    async def _topic_gone(self, topic: str, forwarder: Forwarder) -> None:
+        """Its rules meant a life of the topic that is over."""
+        async with self._changes:
+            gone = [
+                rule
+                for rule in self._rules.touching(topic)
+                if forwarder.pipe.topic_id == rule.dest_id or forwarder.pipe.source_id == rule.source_id
+            ]
+            removed = await self._remove(gone)
+            if removed:
+                self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
+                self._gone_with[topic] = (trio.current_time(), removed)
+
+    async def _reconcile(self, shard: int) -> None:
+        """Close pipes that no rule knows: a crash came between."""
+        while True:
+            await self._asks.wait_linked(shard)
+            try:
+                listed, _ = await self._asks.ask(shard, Op.LIST_PIPES, messages.ListPipes())
+                for row in listed.rows:
+                    if not any(
+                        rule.dest_id == row.topic_id and rule.source_id == row.source_id for rule in self._rules
+                    ):
+                        self._context.log.info("closing a pipe without a router", topic=row.topic)
+                        await self._close(row, keep=False)
+                return
+            except (Unavailable, ApiError):
+                await trio.sleep(_RECONCILE_RETRY_S)
+
+    # --- commands ---
+
+    async def _put(self, request: messages.PutRouter) -> messages.RouterRow:
+        async with self._changes:
+            existing = self._rules.get(request.router)
+            if existing is None:
+                return await self._create(request)
+            if (existing.source, existing.dest) != (request.source, request.dest):
+                raise ApiError(
+                    "topic_exists_incompatible",
+                    f'router "{request.router}" goes from "{existing.source}" to "{existing.dest}"; '
+                    "delete it and create another",
+                    {"reason": "router_repoint_forbidden", "source": existing.source, "dest": existing.dest},
+                )
+            changed = msgspec.structs.replace(existing, **{option: getattr(request, option) for option in _OPTIONS})
+            if changed != existing:
+                self._rules.check_new(source=changed.source, dest=changed.dest, allow_cycle=changed.allow_cycle)
+                await self._end(changed.source, changed.dest)
+                self._rules.put(changed)
+                self._save()
+                self._begin(changed.source, changed.dest)
+            return self._row(changed)
+
+    async def _create(self, request: messages.PutRouter) -> messages.RouterRow:
+        source, dest = request.source, request.dest
+        most = self._context.settings.max_routers
+        if most and len(self._rules) >= most:
+            raise throttled_by("max_routers", most, "delete routers you no longer need")
+        self._rules.check_new(source=source, dest=dest, allow_cycle=request.allow_cycle)
+        if await self._position(dest) is None and not request.create_dest:
+            raise topic_not_found(dest)
+        found = [await self._ensure(topic) for topic in (source, dest)]
+        rule = Rule(
+            router=request.router,
+            source=source,
+            dest=dest,
+            source_id=found[0].topic_id,
+            dest_id=found[1].topic_id,
+            since=found[0].head_seq,
+            created_ms=time.time_ns() // 1_000_000,
+            **{option: getattr(request, option) for option in _OPTIONS},
+        )
+        await self._end(source, dest)
+        self._rules.put(rule)
+        self._save()
+        self._begin(source, dest)
+        await self._update_rings()
+        return self._row(rule, created=True)
+
+    async def _get(self, request: messages.GetRouter) -> messages.RouterRow:
+        rule = self._rules.get(request.router)
+        if rule is None:
+            raise ApiError("router_not_found", f'router "{request.router}" does not exist', {"router": request.router})
+        return self._row(rule)
+
+    async def _drop(self, request: messages.DropRouter) -> messages.RoutersDropped:
+        async with self._changes:
+            rule = self._rules.get(request.router)
+            if rule is None:
+                return messages.RoutersDropped([])
+            return messages.RoutersDropped(await self._remove([rule]))
+
+    async def _drop_of(self, request: messages.DropRoutersOf) -> messages.RoutersDropped:
+        async with self._changes:
+            removed = await self._remove(self._rules.touching(request.topic))
+            since, before = self._gone_with.pop(request.topic, (0.0, []))
+            if trio.current_time() - since < _TOLD_LATER_S:
+                removed = sorted({*removed, *before})  # forwarders were quicker to notice than we were to be told
+            return messages.RoutersDropped(removed)
+
+    async def _list(self, request: messages.ListRouters) -> messages.RoutersListed:
+        found = sorted(
+            (
+                rule
+                for rule in self._rules
+                if rule.router > request.after
+                and rule.router.startswith(request.prefix)
+                and request.source in (None, rule.source)
+                and request.dest in (None, rule.dest)
+            ),
+            key=lambda rule: rule.router,
+        )
+        page = [self._row(rule) for rule in found[: request.limit]]
+        return messages.RoutersListed(page, len(found) > request.limit)
+
+    # --- what commands are made of ---
+
+    async def _remove(self, rules: list[Rule]) -> list[str]:
+        """Take rules out; those that shared a pipe with them go on."""
+        pairs = {(rule.source, rule.dest): rule for rule in rules}
+        for source, dest in pairs:
+            await self._end(source, dest)
+        for rule in rules:
+            self._rules.remove(rule.router)
+        self._save()
+        for (source, dest), rule in pairs.items():
+            if self._rules.between(source, dest):
+                self._begin(source, dest)
+            else:
+                await self._close(messages.PipeRow(dest, rule.dest_id, rule.source_id, 0), keep=False)
+        await self._update_rings()
+        return sorted(rule.router for rule in rules)
+
+    def _save(self) -> None:
+        self._store.save(self._rules)
+        self._context.row.words[Word.ROUTERS] = len(self._rules)
+
+    def _row(self, rule: Rule, *, created: bool = False) -> messages.RouterRow:
+        forwarder = self._forwarders.get((rule.source, rule.dest))
+        total = forwarder.forwarded.get(rule.router, 0) if forwarder is not None else 0
+        return messages.RouterRow(
+            router=rule.router,
+            source=rule.source,
+            dest=rule.dest,
+            preserve_node=rule.preserve_node,
+            preserve_tag=rule.preserve_tag,
+            filter=rule.filter,
+            allow_cycle=rule.allow_cycle,
+            guarantee=rule.guarantee,
+            forwarded_total=total,
+            created=created,
+        )
+
+    async def _position(self, topic: str) -> messages.Position | None:
+        found, _ = await self._asks.ask(owner_of_name(topic, self._shards), Op.POSITIONS, messages.Positions([topic]))
+        position: messages.Position | None = found.found[0]
+        return position
+
+    async def _ensure(self, topic: str) -> messages.Position:
+        """Where a topic stands; it is made if there is none."""
+        position = await self._position(topic)
+        if position is None:
+            head = messages.PutTopic(topic, TopicConfig(), None, create_only=True)
+            await self._asks.ask(owner_of_name(topic, self._shards), Op.PUT_TOPIC, head)
+            position = await self._position(topic)
+        if position is None:
+            raise topic_not_found(topic)
+        return position
