@@ -136,13 +136,6 @@ def test_a_get_shows_the_state(handlers: Handlers) -> None:
     assert (shown["last_write_ts"], shown["last_read_ts"]) == (100, None)
 
 
-def test_a_drop(handlers: Handlers) -> None:
-    call = call_of(handlers.drop_topic(request(if_empty="true")))
-    assert call.head == messages.DropTopic("t", True)
-    shown = content(call.render(messages.TopicDropped(False), b""))
-    assert (shown["deleted"], shown["routers_removed"]) == (False, [])
-
-
 def row(name: str) -> messages.TopicRow:
     return messages.TopicRow(name, 1, 1, 1, 33, False, 0)
 
@@ -213,7 +206,6 @@ def test_page_sizes_that_are_refused(handlers: Handlers, text: str) -> None:
 def test_flags_that_are_refused(handlers: Handlers, text: str) -> None:
     for ask in (
         lambda: handlers.get_topic(request(touch=text)),
-        lambda: handlers.drop_topic(request(if_empty=text)),
         lambda: handlers.list_topics(request("", touch=text)),
         lambda: handlers.append(request(body=b'{"records":[{"data":1}]}', return_seqs=text)),
     ):

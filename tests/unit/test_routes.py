@@ -28,7 +28,6 @@ def routes(handlers: Handlers) -> Routes:
         ("PUT", "/v0/topics/a", "put_topic", "a"),
         ("GET", "/v0/topics/a", "get_topic", "a"),
         ("HEAD", "/v0/topics/a", "get_topic", "a"),
-        ("DELETE", "/v0/topics/a", "drop_topic", "a"),
         ("POST", "/v0/topics/a", "append", "a"),
         ("POST", "/v0/topics/a/diff", "diff", "a"),
         ("POST", "/v0/topics/a/delete", "delete_records", "a"),
