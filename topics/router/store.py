@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from topics.router.rules import Rules
-from topics.storage.routers import encode_rules, read_rules, routers_path
+from topics.storage.routers import decode_rules, encode_rules, routers_path
 
 
 class RuleStore:
@@ -13,7 +13,12 @@ class RuleStore:
         self._data_dir = data_dir
 
     def load(self) -> Rules:
-        return Rules(read_rules(self._data_dir))
+        path = routers_path(self._data_dir)
+        try:
+            with open(path, "rb") as source:
+                return Rules(decode_rules(source.read(), path=path))
+        except FileNotFoundError:
+            return Rules()
 
     def save(self, rules: Rules) -> None:
         path = routers_path(self._data_dir)

@@ -61,11 +61,3 @@ def decode_rules(data: bytes, *, path: str) -> list[Rule]:
         raise CorruptData(f"{path}: checksum fails; restore it from a backup")
     return _decode(payload)
 
-
-def read_rules(data_dir: str) -> list[Rule]:
-    path = routers_path(data_dir)
-    try:
-        with open(path, "rb") as source:
-            return decode_rules(source.read(), path=path)
-    except FileNotFoundError:
-        return []
