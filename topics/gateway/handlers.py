@@ -152,7 +152,9 @@ class Handlers:
         if self.draining:
             return error_response(shutting_down())
         rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
-        waiting = [row for at, row in enumerate(rows) if row.state != State.READY or not self._linked(at)]
+        waiting = [
+            row for at, row in enumerate(rows) if row.state != State.READY or row[Word.DERIVING] or not self._linked(at)
+        ]
         waiting += [row for row in self.board.rows() if row.name == "router" and row.state != State.READY]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))

@@ -82,6 +82,7 @@ class Word:
     WAL_READ_ONLY: Final = 37
     WAL_SYNC_US_SUM: Final = 38
     FORWARDED: Final = 39
+    DERIVING: Final = 40
     SYNC_BUCKETS: Final = 48
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
@@ -129,6 +130,7 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.WAL_ROTATIONS, "wal_rotations", _P, "log files begun after the first"),
     WordInfo(Word.WAL_READ_ONLY, "wal_read_only", _P, "1 while the disk takes no appends"),
     WordInfo(Word.FORWARDED, "forwarded", _P, "records it copied from topics to topics"),
+    WordInfo(Word.DERIVING, "deriving", _P, "topics whose copies are being made again after a restart"),
     WordInfo(Word.WAL_SYNC_US_SUM, "wal_sync_us_sum", _P, "microseconds spent in syncs"),
     WordInfo(Word.SYNC_BUCKETS, "sync_buckets", _P, "syncs by duration, see sync_bucket", SYNC_BUCKET_COUNT),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),

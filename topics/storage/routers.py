@@ -60,4 +60,3 @@ def decode_rules(data: bytes, *, path: str) -> list[Rule]:
     if len(payload) != length or xxh3_64_intdigest(payload) != checksum:
         raise CorruptData(f"{path}: checksum fails; restore it from a backup")
     return _decode(payload)
-

@@ -392,6 +392,7 @@ class Engine:
         self.dropped.append(topic)
         self.polls.topic_dropped(topic)
         self.tails.topic_dropped(topic)
+        self.pipes.topic_dropped(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(True))

@@ -29,7 +29,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.walshard import retention
+from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo
 from topics.walshard.copies import Copies, Pipe
@@ -58,6 +58,7 @@ class Pipes:
         self._refresh = refresh
         self._now_ms = now_ms
         self._check_room = check_room
+        self.deriving = {topic.id for topic in topics.values() if topic.deriving}
         # Set by the process: flush this topic, write a snapshot, then call back.
         self.settle: Callable[[Topic, Callable[[], None]], None] = lambda topic, then: then()
         self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
@@ -134,12 +135,19 @@ class Pipes:
         pipe = topic.pipe
         assert pipe is not None
         if pipe.deriving:  # its source is gone: what could not be made again by now never will
-            pipe.deriving = False
+            self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=True)
         if topic.has_copies or pipe.marks:
             self.settle(topic, then)
         else:
             then()
+
+    def _derived(self, topic: Topic, pipe: Pipe) -> None:
+        pipe.deriving = False
+        self.deriving.discard(topic.id)
+
+    def topic_dropped(self, topic: Topic) -> None:
+        self.deriving.discard(topic.id)
 
     def _log(self, topic: Topic) -> None:
         self._commit.make_room(limits.CONTROL_BYTES)
@@ -174,7 +182,7 @@ class Pipes:
         if request.count:
             self._check_room(topic, request.count, request.size)
         if pipe.deriving and not request.complete:
-            pipe.deriving = False
+            self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=request.lost > 0)
         elif request.lost:
             self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
@@ -205,7 +213,7 @@ class Pipes:
         if pipe.deriving:
             self._remove_again(topic, pipe, last)
             if request.level:
-                pipe.deriving = False
+                self._derived(topic, pipe)
                 self._commit.on_publish(topic)
         topic.touched()
 
@@ -260,14 +268,14 @@ def _remember_hops(topic: Topic, first: int, hops: Iterable[int]) -> None:
 
 
 def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tuple[messages.RawPiece, bytes]:
-    """Whole rows where possible: no work per record."""
+    """Whole rows where possible: no work per record. Never across a hole: the next read says what was lost there."""
     from_seq = request.from_seq
     lost = 0
     if from_seq > topic.head_seq:
         from_seq = topic.head_seq  # it lost its tail: what comes now is new
-    elif from_seq + 1 < topic.evict_floor:
-        lost = topic.evict_floor - 1 - from_seq
-        from_seq = topic.evict_floor - 1
+    elif (gap := reads.find_gap(topic, from_seq))[0] is not None:
+        lost, from_seq = _lost_to(topic, from_seq), gap[1]
+    stop = reads.next_hole(topic, from_seq)
     batches: list[Columns] = []
     seqs: list[tuple[int, int]] = []
     taken = size = 0
@@ -277,6 +285,9 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
         if row.live == 0:
             continue
         if taken and (taken + row.count > request.limit or size + row.size > request.max_bytes):
+            break
+        if row.first >= stop:
+            at = stop - 1
             break
         start = max(0, at + 1 - row.first)
         complete = complete and row.first <= at + 1
@@ -295,12 +306,21 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
         taken += columns.count
         size += row.size
     else:
-        complete = complete and at == topic.head_seq
-        at = topic.head_seq
+        complete = complete and at == stop - 1
+        at = stop - 1
     hops = _hops_of(topic, seqs) if topic.hops else None
     body = _joined(batches)
     piece = messages.RawPiece(at, topic.head_seq, taken, seqs, lost, complete, hops)
     return piece, body
+
+
+def _lost_to(topic: Topic, from_seq: int) -> int:
+    """How many seqs behind a cursor caps, TTL or a crash took, before the next one that is left."""
+    if from_seq + 1 < topic.evict_floor:
+        return topic.evict_floor - 1 - from_seq
+    tombstone, _ = reads.find_gap(topic, from_seq)
+    assert tombstone is not None
+    return tombstone.gap_to - from_seq
 
 
 def _joined(batches: list[Columns]) -> bytes:

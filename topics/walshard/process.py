@@ -247,6 +247,7 @@ class Shard:
         words = self._context.row.words
         words[Word.TOPICS] = len(engine.topics)
         words[Word.BYTES_LIVE] = engine.totals.bytes
+        words[Word.DERIVING] = len(engine.pipes.deriving)
         for link in self._links.values():
             link.flush()
         if engine.tails.push():  # behind the answers: nobody waits for them
@@ -268,7 +269,7 @@ class Shard:
             self._engine.commit.synced(self._syncer.wait())
         for link in self._links.values():
             link.flush()
-        self._mover.checkpoint(clean=True)
+        self._mover.checkpoint(clean=not self._engine.pipes.deriving)
         self._mover.wait()
         self._syncer.close()
         self._mover.close()
@@ -311,6 +312,7 @@ class Shard:
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
+        words[Word.DERIVING] = len(engine.pipes.deriving)
         words[Word.SESSIONS] = engine.sessions.sessions
         words[Word.STREAMS] = engine.sessions.streams
         words[Word.FEEDS] = len(engine.tails)

@@ -62,7 +62,7 @@ def find_gap(topic: Topic, from_seq: int) -> tuple[Tombstone | None, int]:
     return None, from_seq
 
 
-def _next_hole(topic: Topic, from_seq: int) -> int:
+def next_hole(topic: Topic, from_seq: int) -> int:
     """Where the next hole behind a cursor begins. No reading goes across it: the next one starts with a tombstone."""
     holes = (*topic.holes, *topic.trims)
     return min((first for first, _ in holes if first > from_seq), default=topic.head_seq + 1)
@@ -81,7 +81,7 @@ def read(
     """What the request's window holds behind from_seq. With `origins` each part is one record, whose node is added
     to that list."""
     tombstone, from_seq = find_gap(topic, from_seq)
-    stop = _next_hole(topic, from_seq) if topic.holes or topic.trims else topic.head_seq + 1
+    stop = next_hole(topic, from_seq) if topic.holes or topic.trims else topic.head_seq + 1
     own = frozenset(nodes) if nodes and topic.config.dedupe_node else None
     plain = request.include_meta and not request.include_tags and include_data
     parts: list[bytes] = []

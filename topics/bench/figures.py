@@ -1,0 +1,103 @@
+"""What comes out of a scenario: figures of a side, and one Line. Arithmetic only.
+
+The figure of a side is the median of its slices.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from topics.bench import BenchFailed
+from topics.bench.apart import Window
+from topics.bench.load import Outcome
+from topics.bench.scenarios import Scenario, Target
+from topics.bench.watch import Delivered
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """One side of one line."""
+
+    value: float
+    slices: list[float] = []
+    generator_cpu: float | None = None  # share of one core, median over the slices
+    server_cpu: float | None = None  # likewise; more than 1 is more than one core
+    p50_ms: float | None = None  # where the value itself is something else
+    p99_ms: float | None = None
+    per_frame: float | None = None  # records per frame or reply
+    sse: float | None = None  # what event streams reached in the same turns, where the line is about something else
+
+
+class Line(msgspec.Struct, kw_only=True):
+    name: str
+    title: str
+    unit: str
+    target: str
+    ours: Figures
+    theirs: Figures | None
+    ratio: float | None  # how many times better than theirs, whether more or less is better
+    met: bool | None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of them do not exceed."""
+    if not values:
+        raise BenchFailed("no measurement came out")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def rates(outcomes: Sequence[Outcome], *, records_per_request: int) -> Figures:
+    slices = [outcome.requests * records_per_request / outcome.wall_s for outcome in outcomes]
+    return _figures(outcomes, slices)
+
+
+def medians_ms(outcomes: Sequence[Outcome]) -> Figures:
+    slices = [statistics.median(outcome.times_ns or [0]) / 1e6 for outcome in outcomes]
+    figures = _figures(outcomes, slices)
+    figures.p99_ms = percentile([time_ns / 1e6 for o in outcomes for time_ns in o.times_ns], 0.99)
+    return figures
+
+
+def deliveries(outcomes: Sequence[Delivered], *, unit: str) -> Figures:
+    counts = [o.frames if unit == "frames/s" else o.records for o in outcomes]
+    figures = _figures(outcomes, [count / o.wall_s for count, o in zip(counts, outcomes, strict=True)])
+    figures.per_frame = sum(o.records for o in outcomes) / max(1, sum(o.frames for o in outcomes))
+    return figures
+
+
+def delivery_ms(outcomes: Sequence[Delivered], *, to_the_last: bool) -> Figures:
+    """The median over all pairs of write and watcher, or over the writes until the last watcher had it."""
+    pairs = [time_ns / 1e6 for o in outcomes for time_ns in o.times_ns]
+    slices = [percentile(o.served_ns if to_the_last else o.times_ns, 0.5) / 1e6 for o in outcomes]
+    figures = _figures(outcomes, slices)
+    figures.p99_ms = percentile(pairs, 0.99)
+    if to_the_last:
+        figures.p50_ms = percentile(pairs, 0.5)
+    return figures
+
+
+def _figures(outcomes: Sequence[Window], slices: list[float]) -> Figures:
+    return Figures(
+        value=statistics.median(slices),
+        slices=slices,
+        generator_cpu=statistics.median(o.own_cpu_s / o.wall_s for o in outcomes),
+        server_cpu=statistics.median(o.watched_cpu_s / o.wall_s for o in outcomes),
+    )
+
+
+def line(scenario: Scenario, ours: Figures, theirs: Figures | None) -> Line:
+    their_value = theirs.value if theirs else None
+    target: Target = scenario.target
+    return Line(
+        name=scenario.name,
+        title=scenario.title,
+        unit=scenario.unit,
+        target=str(target),
+        ours=ours,
+        theirs=theirs,
+        ratio=target.times_better(ours=ours.value, theirs=their_value),
+        met=target.met(ours=ours.value, theirs=their_value, sse=ours.sse),
+    )
