@@ -1,8 +1,8 @@
 """topics bench: ours beside Redis Streams, on the same machine, in the same run.
 
 This package stands outside the server: it starts `topics serve` and `redis-server` as anybody would and
-talks to them over their sockets. It imports nothing of the server but errors, limits and settings, so
-that what it measures is what a client gets.
+talks to them over their sockets. It imports nothing of the server but errors, limits, settings, and which
+shard owns a name, so that what it measures is what a client gets.
 """
 
 from topics.errors import TopicsError

@@ -9,16 +9,20 @@ from __future__ import annotations
 import http.client
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from topics import settings
 from topics.bench import BenchFailed, payload
+from topics.bench.forwards import ForwardJob
 from topics.bench.load import Job
 from topics.bench.opening import Watcher, open_watchers
 from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
 from topics.bench.watch import WatchJob
+from topics.storage.config import owner_of_name
 
 # The console script's entry point, without relying on where a package manager put the script.
 SERVE = [sys.executable, "-c", "from topics.cli.main import main; main()", "serve"]
@@ -98,7 +102,7 @@ class Ours(Side):
 
     def declare(self) -> None:
         for topic in STREAMS:
-            self._must("PUT", f"/v0/topics/{topic}", {"durability": self._durability})
+            self.make(topic)
 
     def append_job(
         self,
@@ -108,16 +112,19 @@ class Ours(Side):
         record_bytes: int,
         requests: int | None = None,
         timed: bool = False,
+        streams: Sequence[str] = STREAMS,
     ) -> Job:
         made = []
-        for stream, topic in enumerate(STREAMS):
+        for stream, topic in enumerate(streams):
             for variant in range(VARIANTS):
                 first = (stream * VARIANTS + variant) * batch
                 made.append(payload.http_append(topic, payload.records(batch, first=first, size=record_bytes)))
         return Job(
             port=self.port,
             requests=made,
-            plans=spread(connections=connections, per_stream=VARIANTS, requests=requests),
+            plans=spread(
+                connections=connections, per_stream=VARIANTS, requests=requests, streams=len(streams)
+            ),
             replies="http",
             once=requests is not None,
             timed=timed,
@@ -128,7 +135,7 @@ class Ours(Side):
         topic = STREAMS[0]
         made: list[bytes] = []
         from_seq = 0
-        head_seq = self._head_seq(topic)
+        head_seq = self.held(topic)
         while from_seq < head_seq:
             body = {"from_seq": from_seq, "limit": limit}
             page = msgspec.json.decode(self._must("POST", f"/v0/topics/{topic}/diff", body), type=_Page)
@@ -161,16 +168,24 @@ class Ours(Side):
         )
 
     def watch_job(
-        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+        self,
+        *,
+        wire: Literal["sse", "ws"],
+        watchers: int,
+        writers: int,
+        batch: int,
+        rate: float,
+        record_bytes: int,
+        source: str = STREAMS[0],
+        stream: str = STREAMS[0],
     ) -> WatchJob:
-        topic = STREAMS[0]
         batches = payload.batches(batch, timed=rate > 0, variants=VARIANTS, size=record_bytes)
         return WatchJob(
             port=self.port,
             wire=wire,
-            stream=topic,
+            stream=stream,
             watchers=watchers,
-            writes=[payload.http_append(topic, each) for each in batches],
+            writes=[payload.http_append(source, each) for each in batches],
             batch=batch,
             writers=writers,
             rate=rate,
@@ -180,9 +195,37 @@ class Ours(Side):
     def open_watchers(self, count: int) -> list[Watcher]:
         return open_watchers(wire="sse", port=self.port, stream=STREAMS[0], count=count)
 
-    def stored(self) -> int:
-        return sum(self._head_seq(topic) for topic in STREAMS)
+    # --- routers ---------------------------------------------------------------------------------------
+    @property
+    def shards(self) -> int:
+        return settings.from_environment(self._environ).wal_shards
 
-    def _head_seq(self, topic: str) -> int:
+    def route(self, source: str, dest: str) -> None:
+        self.make(source)
+        self.make(dest)
+        self._must("PUT", f"/v0/routers/{source}->{dest}", {"source": source, "dest": dest})
+
+    def make(self, topic: str) -> None:
+        self._must("PUT", f"/v0/topics/{topic}", {"durability": self._durability})
+
+    def forward_job(self, *, source: str, dest: str, connections: int, batch: int, record_bytes: int) -> ForwardJob:
+        writes = self.append_job(connections=connections, batch=batch, record_bytes=record_bytes, streams=(source,))
+        return ForwardJob(writes=writes, batch=batch, ask=payload.http_get(f"/v0/topics/{dest}"), answer="http")
+
+    def stored(self) -> int:
+        return sum(self.held(topic) for topic in STREAMS)
+
+    def held(self, stream: str) -> int:
+        return self.held(stream)
+
+    XX -> int:
         answer = self._must("GET", f"/v0/topics/{topic}")
         return msgspec.json.decode(answer, type=_Appended).head_seq
+
+
+def name_on(shard: int, base: str, *, shards: int) -> str:
+    """A name like `base` that belongs to that shard."""
+    number = 0
+    while owner_of_name(f"{base}.{number}", shards) != shard:
+        number += 1
+    return f"{base}.{number}"

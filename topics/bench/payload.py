@@ -34,6 +34,10 @@ def http_post(path: str, body: bytes) -> bytes:
     ).encode() + body
 
 
+def http_get(path: str, *, accept: str = "application/json") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: {accept}\r\n\r\n".encode()
+
+
 def http_append(topic: str, batch: Sequence[bytes]) -> bytes:
     body = b'{"records":[' + b",".join(b'{"data":' + data + b"}" for data in batch) + b"]}"
     path = f"/v0/topics/{topic}"
@@ -101,7 +105,7 @@ def http_watch(topic: str, *, limit: int) -> bytes:
 
 
 def http_stream(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n".encode()
+    return http_get(path, accept="text/event-stream")
 
 
 # --- WebSocket --------------------------------------------------------------------------------------------

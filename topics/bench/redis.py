@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from topics.bench import BenchFailed, payload
+from topics.bench.forwards import ForwardJob
 from topics.bench.load import Job
 from topics.bench.opening import Watcher, open_watchers
 from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
@@ -62,6 +66,7 @@ class Redis(Side):
         super().__init__(parent=parent)
         self._policy = policy
         self._control: socket.socket | None = None
+        self._copiers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> float:
         # Fact: Redis takes no port 0. Somebody could take the port between here and there: it then ends
@@ -100,12 +105,20 @@ class Redis(Side):
             self._control = None
 
     def crash(self) -> None:
+        self._end_copiers()
         self._hang_up()
         super().crash()
 
     def stop(self) -> None:
+        self._end_copiers()
         self._hang_up()
         super().stop()
+
+    def _end_copiers(self) -> None:
+        for copier in self._copiers:
+            copier.kill()
+            copier.communicate()
+        self._copiers.clear()
 
     def append_job(
         self,
@@ -115,16 +128,17 @@ class Redis(Side):
         record_bytes: int,
         requests: int | None = None,
         timed: bool = False,
+        streams: Sequence[str] = STREAMS,
     ) -> Job:
         made = []
-        for number, stream in enumerate(STREAMS):
+        for number, stream in enumerate(streams):
             for variant in range(VARIANTS):
                 first = (number * VARIANTS + variant) * batch
                 made.append(payload.resp_append(stream, payload.records(batch, first=first, size=record_bytes)))
         return Job(
             port=self.port,
             requests=made,
-            plans=spread(connections=connections, per_stream=VARIANTS, requests=requests),
+            plans=spread(connections=connections, per_stream=VARIANTS, requests=requests, streams=len(streams)),
             replies="pipeline",
             depth=batch,
             once=requests is not None,
@@ -157,16 +171,24 @@ class Redis(Side):
         return self.append_job(connections=connections, batch=depth, record_bytes=record_bytes)
 
     def watch_job(
-        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+        self,
+        *,
+        wire: Literal["sse", "ws"],
+        watchers: int,
+        writers: int,
+        batch: int,
+        rate: float,
+        record_bytes: int,
+        source: str = STREAMS[0],
+        stream: str = STREAMS[0],
     ) -> WatchJob:
-        stream = STREAMS[0]
         batches = payload.batches(batch, timed=rate > 0, variants=VARIANTS, size=record_bytes)
         return WatchJob(
             port=self.port,
             wire="redis",
             stream=stream,
             watchers=watchers,
-            writes=[payload.resp_append(stream, each) for each in batches],
+            writes=[payload.resp_append(source, each) for each in batches],
             batch=batch,
             writers=writers,
             rate=rate,
@@ -176,8 +198,24 @@ class Redis(Side):
     def open_watchers(self, count: int) -> list[Watcher]:
         return open_watchers(wire="redis", port=self.port, stream=STREAMS[0], count=count)
 
+    def route(self, source: str, dest: str) -> None:
+        """Redis has no routers: a client copies (copier.py)."""
+        command = [sys.executable, "-m", "topics.bench.copier", str(self.port), source, dest]
+        copier = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True)
+        self._copiers.append(copier)
+        assert copier.stdout is not None
+        if copier.stdout.readline() != b"copying\n":
+            raise BenchFailed(f"the client that copies did not start.\n{self._log_tail()}")
+
+    def forward_job(self, *, source: str, dest: str, connections: int, batch: int, record_bytes: int) -> ForwardJob:
+        writes = self.append_job(connections=connections, batch=batch, record_bytes=record_bytes, streams=(source,))
+        return ForwardJob(writes=writes, batch=batch, ask=payload.resp(b"XLEN", dest.encode()), answer="resp")
+
     def stored(self) -> int:
-        return sum(self._length(stream) for stream in STREAMS)
+        return sum(self.held(stream) for stream in STREAMS)
+
+    def held(self, stream: str) -> int:
+        return self._length(stream)
 
     def _length(self, stream: str) -> int:
         length, _ = self._call(b"XLEN", stream.encode())

@@ -13,11 +13,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
 from topics.bench import BenchFailed, tree
+from topics.bench.forwards import ForwardJob
 from topics.bench.load import Job
 from topics.bench.opening import Watcher
 from topics.bench.watch import WatchJob
@@ -55,6 +56,7 @@ class Side(abc.ABC):
         record_bytes: int,
         requests: int | None = None,
         timed: bool = False,
+        streams: Sequence[str] = STREAMS,
     ) -> Job:
         """Appends spread over the streams: without end, or `requests` of them in all."""
 
@@ -68,9 +70,31 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     def watch_job(
-        self, *, wire: Literal["sse", "ws"], watchers: int, writers: int, batch: int, rate: float, record_bytes: int
+        self,
+        *,
+        wire: Literal["sse", "ws"],
+        watchers: int,
+        writers: int,
+        batch: int,
+        rate: float,
+        record_bytes: int,
+        source: str = STREAMS[0],
+        stream: str = STREAMS[0],
     ) -> WatchJob:
-        """Watchers of the first stream, and writers of it. Redis has one way to watch, whatever `wire` says."""
+        """Watchers of a stream, and writers of it or of where it gets its records from. Redis has one way to
+        watch, whatever `wire` says."""
+
+    @abc.abstractmethod
+    def route(self, source: str, dest: str) -> None:
+        """From now on every record of one stream comes into the other; both are made, where that is needed."""
+
+    @abc.abstractmethod
+    def forward_job(self, *, source: str, dest: str, connections: int, batch: int, record_bytes: int) -> ForwardJob:
+        """Appends to the source, and the question how much of it the destination holds."""
+
+    @abc.abstractmethod
+    def held(self, stream: str) -> int:
+        """Records of one stream."""
 
     @abc.abstractmethod
     def open_watchers(self, count: int) -> list[Watcher]:
@@ -142,14 +166,14 @@ class Side(abc.ABC):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def spread(*, connections: int, per_stream: int, requests: int | None) -> list[list[int]]:
+def spread(*, connections: int, per_stream: int, requests: int | None, streams: int = len(STREAMS)) -> list[list[int]]:
     """Which of the prepared requests each connection sends, connection i on stream i modulo their number.
 
     Request `stream * per_stream + variant` belongs to that stream. With a total, it is dealt out evenly.
     """
     plans: list[list[int]] = []
     for connection in range(connections):
-        first = connection % len(STREAMS) * per_stream
+        first = connection % streams * per_stream
         turn = [first + (connection + variant) % per_stream for variant in range(per_stream)]
         if requests is not None:
             share = requests // connections + (connection < requests % connections)

@@ -363,19 +363,19 @@ def decode_delete(body: bytes | bytearray, topic: str) -> DeleteRecords:
     return DeleteRecords(topic, before, tag, prefix)
 
 
-def decode_match(match: str | list[Any]) -> tuple[str, bool]:
+def decode_match(match: str | list[Any], *, field: str = "match") -> tuple[str, bool]:
     """(tag, whether it is a prefix) from "X", ["tag","Eq","X"] or ["tag","Glob","X*"]."""
     if isinstance(match, str):
         return match, False
     if len(match) != 3 or not all(isinstance(part, str) for part in match) or match[0] != "tag":
-        raise invalid('a match must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field="match")
+        raise invalid(f'{field} must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field=field)
     _, operator, pattern = match
     if operator == "Eq":
         return pattern, False
     if operator != "Glob":
-        raise invalid(f"match knows Eq and Glob, not {operator[:32]!r}", field="match")
+        raise invalid(f"{field} knows Eq and Glob, not {operator[:32]!r}", field=field)
     if not pattern.endswith("*") or "*" in pattern[:-1]:
-        raise invalid("a Glob pattern is a literal prefix followed by a single *", field="match")
+        raise invalid("a Glob pattern is a literal prefix followed by a single *", field=field)
     return pattern[:-1], True
 
 
@@ -390,7 +390,7 @@ def decode_router(body: bytes | bytearray, router: str) -> PutRouter:
         raise invalid("source and dest must be two topics", field="dest")
     pattern = None
     if given.filter is not None:
-        tag, prefix = decode_match(given.filter)
+        tag, prefix = decode_match(given.filter, field="filter")
         pattern = ["tag", "Glob", tag + "*"] if prefix else ["tag", "Eq", tag]
     return PutRouter(
         router=router,

@@ -64,7 +64,7 @@ class Gateway:
         context.on_stop = self._stop
         self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
         watches = Watches(self._streams, shards=context.shards)
-        routers = RouterHandlers(peer=self._calls.router, board=context.board)
+        routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
         routes = Routes(self._handlers, watches, routers)
         self.cold = ColdLane(
             settings=settings, routes=routes, handlers=self._handlers, calls=self._calls, watches=watches

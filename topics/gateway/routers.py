@@ -4,10 +4,12 @@ step: should the router process not get to know, it finds the topic gone by itse
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.errors import ApiError
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.handlers import RenderedCall, after, cursor, flag, page_size, with_performance
@@ -17,9 +19,10 @@ _SHOWN = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cy
 
 
 class RouterHandlers:
-    def __init__(self, *, peer: int, board: Board) -> None:
+    def __init__(self, *, peer: int, board: Board, linked: Callable[[int], bool] = lambda peer: True) -> None:
         self._peer = peer  # the router process's number among those we ask
         self._board = board
+        self._linked = linked
 
     def put(self, request: Request) -> Outcome:
         head = bodies.decode_router(request.body, request.name)
@@ -86,6 +89,13 @@ class RouterHandlers:
             def render(dropped: messages.RoutersDropped, _: bytes | memoryview) -> Response:
                 return answer(deleted, dropped.routers)
 
+            if not self._linked(self._peer):
+                raise ApiError(
+                    "shard_unavailable",
+                    f'topic "{request.name}" is deleted; its routers go as soon as the router process is back',
+                    {"topic": request.name, "deleted": deleted},
+                    retry_after_s=1,
+                )
             head = messages.DropRoutersOf(request.name)
             return RenderedCall(rendered=render, shard=self._peer, op=Op.DROP_ROUTERS_OF, head=head)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
@@ -50,6 +51,7 @@ class Forwarder:
         self.at = 0
         self.forwarded: dict[str, int] = {}
         self.records = 0
+        self._limit = limits.FORWARD_RECORDS
         self.waits_for = ""  # why it does not go on, in words
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -101,7 +103,7 @@ class Forwarder:
         source = self._source
         try:
             await source.follow()
-            piece, body = await source.read(self.at)
+            piece, body = await source.read(self.at, limit=self._limit)
         except ApiError as error:
             if is_gone(error):
                 raise TopicGone(source.topic) from None
@@ -121,7 +123,14 @@ class Forwarder:
             counts=copied.counts,
             hops=copied.hops,
         )
-        answer = await self._ask_dest(Op.FORWARD, head, copied.body)
+        try:
+            answer = await self._ask_dest(Op.FORWARD, head, copied.body)
+        except ApiError as error:
+            if error.code not in ("topic_full", "record_too_large") or piece.count <= 1:
+                raise
+            self._limit = piece.count // 2  # there may be room for a part
+            return
+        self._limit = min(2 * self._limit, limits.FORWARD_RECORDS)
         self.waits_for = ""
         if answer.at == piece.to_seq:
             self.records += copied.count

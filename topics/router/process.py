@@ -182,8 +182,9 @@ class Router:
                 if source.correlation:
                     self._asks.unfollow(source.shard, source.correlation)
 
-    async def _end(self, source: str, dest: str) -> None:
-        """Stop copying, and see that all that was copied is on disk: the rules may change then."""
+    async def _end(self, source: str, dest: str, *, forced: bool = False) -> None:
+        """Stop copying, and see that all that was copied is on disk: the rules may change then. Forced: even if it
+        can't be."""
         forwarder = self._forwarders.pop((source, dest), None)
         if forwarder is None:
             return
@@ -192,8 +193,18 @@ class Router:
         try:
             await self._close(forwarder.pipe, keep=True)
         except (Unavailable, ApiError):
-            self._begin(source, dest)  # nothing has changed
-            raise
+            if not forced:
+                self._begin(source, dest)  # nothing has changed
+                raise
+
+    async def _close_at_last(self, pipe: messages.PipeRow) -> None:
+        """Its rules are gone: close it, however long that takes."""
+        while True:
+            try:
+                await self._close(pipe, keep=False)
+                return
+            except (Unavailable, ApiError):
+                await trio.sleep(_RECONCILE_RETRY_S)
 
     async def _close(self, pipe: messages.PipeRow, *, keep: bool) -> None:
         head = messages.ClosePipe(pipe.topic, pipe.topic_id, pipe.source_id, keep)
@@ -203,7 +214,7 @@ class Router:
         """A router that came or went may have closed or opened a ring: the others in it must know."""
         for (source, dest), forwarder in list(self._forwarders.items()):
             if self._rules.ring_hops(source, dest) != forwarder.ring_hops:
-                await self._end(source, dest)
+                await self._end(source, dest, forced=True)
                 self._begin(source, dest)
 
     async def _topic_gone(self, topic: str, forwarder: Forwarder) -> None:
@@ -214,7 +225,7 @@ class Router:
                 for rule in self._rules.touching(topic)
                 if forwarder.pipe.topic_id == rule.dest_id or forwarder.pipe.source_id == rule.source_id
             ]
-            removed = await self._remove(gone)
+            removed = await self._remove(gone, forced=True)
             if removed:
                 self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
                 self._gone_with[topic] = (trio.current_time(), removed)
@@ -295,11 +306,11 @@ class Router:
             rule = self._rules.get(request.router)
             if rule is None:
                 return messages.RoutersDropped([])
-            return messages.RoutersDropped(await self._remove([rule]))
+            return messages.RoutersDropped(await self._remove([rule], forced=False))
 
     async def _drop_of(self, request: messages.DropRoutersOf) -> messages.RoutersDropped:
         async with self._changes:
-            removed = await self._remove(self._rules.touching(request.topic))
+            removed = await self._remove(self._rules.touching(request.topic), forced=True)
             since, before = self._gone_with.pop(request.topic, (0.0, []))
             if trio.current_time() - since < _TOLD_LATER_S:
                 removed = sorted({*removed, *before})  # forwarders were quicker to notice than we were to be told
@@ -322,11 +333,11 @@ class Router:
 
     # --- what commands are made of ---
 
-    async def _remove(self, rules: list[Rule]) -> list[str]:
-        """Take rules out; those that shared a pipe with them go on."""
+    async def _remove(self, rules: list[Rule], *, forced: bool) -> list[str]:
+        """Take rules out; those that shared a pipe with them go on. Forced: their topic is gone already."""
         pairs = {(rule.source, rule.dest): rule for rule in rules}
         for source, dest in pairs:
-            await self._end(source, dest)
+            await self._end(source, dest, forced=forced)
         for rule in rules:
             self._rules.remove(rule.router)
         self._save()
@@ -334,7 +345,8 @@ class Router:
             if self._rules.between(source, dest):
                 self._begin(source, dest)
             else:
-                await self._close(messages.PipeRow(dest, rule.dest_id, rule.source_id, 0), keep=False)
+                pipe = messages.PipeRow(dest, rule.dest_id, rule.source_id, 0)
+                self._nursery.start_soon(self._close_at_last, pipe)
         await self._update_rings()
         return sorted(rule.router for rule in rules)
 

@@ -55,7 +55,9 @@ class Source:
         while self.correlation and self.head_seq == seq:
             await self._moved.wait()
 
-    async def read(self, from_seq: int) -> tuple[RawPiece, bytes]:
+    async def read(self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS) -> tuple[RawPiece, bytes]:
+        if limit < limits.FORWARD_RECORDS:
+            return await self._read(from_seq, limit)
         while (under_way := self._reading.get(from_seq)) is not None:
             await under_way.wait()
         last = self._last

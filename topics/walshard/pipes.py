@@ -293,11 +293,14 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
         complete = complete and row.first <= at + 1
         at = row.last
         columns = Columns(cache.body(row), count=row.count, ts=row.first_ts)
-        if start == 0 and row.whole:
+        if start == 0 and row.whole and row.count <= request.limit:
             seqs.append((row.first, row.count))
         else:
             indexes = list(row.live_indexes(start))
-            complete = complete and len(indexes) == row.count - start
+            if len(indexes) > request.limit:
+                indexes = indexes[: request.limit]
+                at = row.first + indexes[-1]
+            complete = complete and len(indexes) == at - row.first + 1 - start
             if not indexes:
                 continue
             columns = Columns(columns.pick(indexes), count=len(indexes), ts=row.first_ts)
@@ -305,6 +308,8 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
         batches.append(columns)
         taken += columns.count
         size += row.size
+        if at < row.last:
+            break
     else:
         complete = complete and at == stop - 1
         at = stop - 1
