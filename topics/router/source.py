@@ -65,11 +65,14 @@ class Source:
             return last[1], last[2]
         done = self._reading[from_seq] = trio.Event()
         try:
-            head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limits.FORWARD_RECORDS, limits.FORWARD_BYTES)
-            piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
-            read = bytes(body)
-            self._last = (from_seq, piece, read) if self.users > 1 else None
-            return piece, read
+            piece, body = await self._read(from_seq, limit)
+            self._last = (from_seq, piece, body) if self.users > 1 else None
+            return piece, body
         finally:
             del self._reading[from_seq]
             done.set()
+
+    async def _read(self, from_seq: int, limit: int) -> tuple[RawPiece, bytes]:
+        head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limit, limits.FORWARD_BYTES)
+        piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
+        return piece, bytes(body)
