@@ -12,9 +12,20 @@ import msgspec
 
 from topics.bench import BenchFailed
 from topics.bench.apart import Window
+from topics.bench.forwards import Arrived
 from topics.bench.load import Outcome
 from topics.bench.scenarios import Scenario, Target
 from topics.bench.watch import Delivered
+
+
+class Beside(msgspec.Struct, kw_only=True):
+    """Another figure of the same turns, said beside the value."""
+
+    what: str
+    value: float
+    unit: str
+    times: float | None = None  # how many times the first of them
+    slices: list[float] = []
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -28,6 +39,7 @@ class Figures(msgspec.Struct, kw_only=True):
     p99_ms: float | None = None
     per_frame: float | None = None  # records per frame or reply
     sse: float | None = None  # what event streams reached in the same turns, where the line is about something else
+    beside: list[Beside] = []
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -77,6 +89,47 @@ def delivery_ms(outcomes: Sequence[Delivered], *, to_the_last: bool) -> Figures:
     if to_the_last:
         figures.p50_ms = percentile(pairs, 0.5)
     return figures
+
+
+def slowdown(outcomes: dict[int, Sequence[Outcome]]) -> Figures:
+    """By the number of routers, none first: how many times longer a request takes with them, the worst of them.
+
+    Each turn is compared with the turn without routers of the same round, so that a machine that is slow for a
+    while is slow for both.
+    """
+    medians = {routers: [percentile(o.times_ns, 0.5) / 1e6 for o in taken] for routers, taken in outcomes.items()}
+    without, *others = medians
+    by_round = {
+        routers: [ms / base for ms, base in zip(medians[routers], medians[without], strict=True)] for routers in others
+    }
+    times = {routers: statistics.median(found) for routers, found in by_round.items()}
+    worst = max(times, key=lambda routers: times[routers])
+    figures = _figures(outcomes[worst], by_round[worst])
+    figures.beside = [
+        Beside(
+            what=f"{routers} router{'' if routers == 1 else 's'}",
+            value=statistics.median(slices),
+            unit="ms",
+            times=times.get(routers),
+            slices=slices,
+        )
+        for routers, slices in medians.items()
+    ]
+    return figures
+
+
+def arrivals(outcomes: Sequence[Arrived]) -> Figures:
+    """Records per second until the last was there, and beside it the rate while they were being written."""
+    figures = _figures(outcomes, [o.records / o.wall_s for o in outcomes])
+    writing = [o.arrived_writing / o.writing_s for o in outcomes]
+    figures.beside = [
+        Beside(what="while writing", value=statistics.median(writing), unit="records/s", slices=writing),
+    ]
+    return figures
+
+
+def beside(what: str, figures: Figures, unit: str) -> Beside:
+    return Beside(what=what, value=figures.value, unit=unit, slices=figures.slices)
 
 
 def _figures(outcomes: Sequence[Window], slices: list[float]) -> Figures:

@@ -1,4 +1,4 @@
-"""How a scenario is measured, and what comes out: one Line.
+"""How a scenario is measured; what comes out is one Line (figures.py).
 
 Rules: fresh servers on fresh folders for every scenario; the two sides take turns in short slices and are
 never loaded at once; a slice begins when both are at rest, so that what one does in the background is not
@@ -8,7 +8,6 @@ hold exactly what it acknowledged.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,13 +17,26 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from topics.bench import BenchFailed, load, redis, tree, watch
+from topics.bench import BenchFailed, forwards, load, redis, tree, watch
 from topics.bench.apart import Window
-from topics.bench.load import Job, Outcome
+from topics.bench.figures import (
+    Figures,
+    Line,
+    arrivals,
+    beside,
+    deliveries,
+    delivery_ms,
+    line,
+    medians_ms,
+    rates,
+    slowdown,
+)
+from topics.bench.forwards import ForwardJob
+from topics.bench.load import Job
 from topics.bench.opening import close_watchers
-from topics.bench.ours import Ours
+from topics.bench.ours import Ours, name_on
 from topics.bench.redis import Redis
-from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES, Scenario, Target
+from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES, Scenario
 from topics.bench.side import STREAMS, Side
 from topics.bench.watch import Delivered, WatchJob
 
@@ -38,7 +50,9 @@ SHORTEST_S = 0.1  # at the lowest rate, two writes
 ALL_SERVED_FROM = 1_000  # watchers from which on the time until the last one has it is the figure
 WATCHERS_BEFORE = 20  # open already when memory is taken first: what the first of them needs once is not theirs
 
-J = TypeVar("J", Job, WatchJob)
+WITH_REDIS = "Redis and a client that copies"
+
+J = TypeVar("J", Job, WatchJob, ForwardJob)
 W = TypeVar("W", bound=Window)
 
 
@@ -51,6 +65,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         """For the lines about delivery: there are many of them, and most count thousands of frames at once."""
         seconds = max(self.seconds * 0.3, SHORTEST_S)
         return Pace(rounds=-(-self.rounds * 2 // 3), seconds=seconds, warm_s=self.warm_s / 4)
+
+    def dense(self) -> Pace:
+        """For a ratio of our own figures: many short turns rather than few long ones."""
+        return Pace(rounds=self.rounds, seconds=max(self.seconds * 0.2, SHORTEST_S), warm_s=self.warm_s / 4)
 
 
 class Measurement:
@@ -83,6 +101,9 @@ class Measurement:
             "fanout": self._fanout,
             "watcher": self._watcher,
             "publish": self._publish,
+            "router-ack": self._router_ack,
+            "router-throughput": self._router_throughput,
+            "router-visible": self._router_visible,
         }
         with ExitStack() as stack:
             sides: list[Side] = []
@@ -105,7 +126,7 @@ class Measurement:
                 command=self._command,
             )
         ]
-        if self._with_redis:
+        if self._with_redis and scenario.kind != "router-ack":
             fsync = scenario.durability == "fsync"
             makers.append(lambda: Redis(policy="always" if fsync else "everysec", parent=self._parent))
         return makers
@@ -232,6 +253,77 @@ class Measurement:
             figures.append(Figures(value=grown / scenario.watchers / KB))
         return figures
 
+    # --- routers: Redis has none, so its column stays empty -----------------------------------------------
+    def _router_ack(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        side = _ours(sides)
+        dests: dict[str, list[str]] = {}
+        for routers in scenario.routers:
+            # The sources share a shard; the destinations are dealt out to all, the first to the source's own.
+            source = name_on(0, f"from-{routers}", shards=side.shards)
+            side.make(source)
+            dests[source] = [
+                name_on(number % side.shards, f"{source}.to-{number}", shards=side.shards) for number in range(routers)
+            ]
+            for dest in dests[source]:
+                side.route(source, dest)
+        jobs = [
+            (side, side.append_job(connections=1, batch=1, record_bytes=RECORD_BYTES, timed=True, streams=(source,)))
+            for source in dests
+        ]
+        taken = self._take_turns(jobs, load.run_apart, self._pace.dense())
+        for source, outcomes in zip(dests, taken, strict=True):
+            for stream in [source, *dests[source]]:
+                _wait_held(side, stream, sum(outcome.acknowledged for outcome in outcomes))
+        return [slowdown(dict(zip(scenario.routers, taken, strict=True)))]
+
+    def _router_throughput(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        ways = _ways(sides)
+        sizes = [scenario.pipeline if isinstance(side, Redis) else scenario.batch for _, side, _, _ in ways]
+        jobs = []
+        for (_, side, source, dest), size in zip(ways, sizes, strict=True):
+            side.route(source, dest)
+            job = side.forward_job(
+                source=source, dest=dest, connections=scenario.connections, batch=size, record_bytes=RECORD_BYTES
+            )
+            jobs.append((side, job))
+        taken = self._take_turns(jobs, forwards.run_apart, self._pace.short())
+        for (_, side, source, dest), size, outcomes in zip(ways, sizes, taken, strict=True):
+            for stream in (source, dest):
+                _wait_held(side, stream, sum(outcome.acknowledged for outcome in outcomes) * size)
+        first, *others = [arrivals(outcomes) for outcomes in taken]
+        first.beside += [
+            beside(what, figures, scenario.unit) for (what, *_), figures in zip(ways[1:], others, strict=True)
+        ]
+        return [first]
+
+    def _router_visible(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
+        ways = _ways(sides)
+        for _, side, source, dest in ways:
+            side.route(source, dest)
+        watched = [(side, source, dest) for _, side, source, dest in ways]
+        watched.append((sides[0], STREAMS[0], STREAMS[0]))
+        jobs = [
+            (
+                side,
+                side.watch_job(
+                    wire=scenario.wire,
+                    watchers=scenario.watchers,
+                    writers=scenario.writers,
+                    batch=scenario.batch,
+                    rate=scenario.rate,
+                    record_bytes=RECORD_BYTES,
+                    source=source,
+                    stream=dest,
+                ),
+            )
+            for side, source, dest in watched
+        ]
+        taken = self._take_turns(jobs, watch.run_apart, self._pace.short())
+        first, *others = [delivery_ms(outcomes, to_the_last=False) for outcomes in taken]
+        whats = [what for what, *_ in ways[1:]] + ["without a router"]
+        first.beside = [beside(what, figures, scenario.unit) for what, figures in zip(whats, others, strict=True)]
+        return [first]
+
     # --- parts -----------------------------------------------------------------------------------------
     def _take_turns(self, turns: Sequence[tuple[Side, J]], run_apart: Callable[[J], W], pace: Pace) -> list[list[W]]:
         taken: list[list[W]] = [[] for _ in turns]
@@ -254,6 +346,33 @@ class Measurement:
         )
         load.run_apart(job)
         _check_stored(side, records)
+
+
+def _ours(sides: list[Side]) -> Ours:
+    side = sides[0]
+    assert isinstance(side, Ours)
+    return side
+
+
+def _ways(sides: list[Side]) -> list[tuple[str, Side, str, str]]:
+    """What is forwarded from where to where: within a shard, from one to another if there are two, and on Redis."""
+    ours = _ours(sides)
+    shards = ours.shards
+    source = name_on(0, "from", shards=shards)
+    ways: list[tuple[str, Side, str, str]] = [("", ours, source, name_on(0, "to", shards=shards))]
+    if shards > 1:
+        far = name_on(0, "from-far", shards=shards), name_on(1, "to-far", shards=shards)
+        ways.append(("to another shard", ours, *far))
+    ways += [(WITH_REDIS, side, STREAMS[0], STREAMS[1]) for side in sides[1:]]
+    return ways
+
+
+def _wait_held(side: Side, stream: str, records: int) -> None:
+    deadline = time.monotonic() + forwards.ARRIVE_S
+    while (held := side.held(stream)) < records and time.monotonic() < deadline:
+        time.sleep(forwards.ASK_EVERY_S)
+    if held != records:
+        raise BenchFailed(f"{side.name}: {stream} holds {held:,} records, and {records:,} were acknowledged")
 
 
 def _check_stored(side: Side, acknowledged: int) -> None:

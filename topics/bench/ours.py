@@ -122,9 +122,7 @@ class Ours(Side):
         return Job(
             port=self.port,
             requests=made,
-            plans=spread(
-                connections=connections, per_stream=VARIANTS, requests=requests, streams=len(streams)
-            ),
+            plans=spread(connections=connections, per_stream=VARIANTS, requests=requests, streams=len(streams)),
             replies="http",
             once=requests is not None,
             timed=timed,
@@ -216,10 +214,7 @@ class Ours(Side):
         return sum(self.held(topic) for topic in STREAMS)
 
     def held(self, stream: str) -> int:
-        return self.held(stream)
-
-    XX -> int:
-        answer = self._must("GET", f"/v0/topics/{topic}")
+        answer = self._must("GET", f"/v0/topics/{stream}")
         return msgspec.json.decode(answer, type=_Appended).head_seq
 
 

@@ -151,7 +151,7 @@ class Redis(Side):
         made: list[bytes] = []
         sizes: list[int] = []
         start = b"-"
-        for _ in range(self._length(stream) // limit):
+        for _ in range(self.held(stream) // limit):
             entries, size = self._call(b"XRANGE", stream.encode(), start, b"+", b"COUNT", b"%d" % limit)
             if not isinstance(entries, list) or len(entries) != limit:
                 raise BenchFailed(f"XRANGE from {start!r} did not give {limit} entries")
@@ -215,9 +215,6 @@ class Redis(Side):
         return sum(self.held(stream) for stream in STREAMS)
 
     def held(self, stream: str) -> int:
-        return self._length(stream)
-
-    def _length(self, stream: str) -> int:
         length, _ = self._call(b"XLEN", stream.encode())
         if not isinstance(length, int):
             raise BenchFailed(f"XLEN answered {length!r}")

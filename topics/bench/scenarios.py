@@ -15,8 +15,22 @@ STORED_RECORD_BYTES = 100
 READ_TOPIC_RECORDS = 100_000
 PIPELINE = 100  # Redis's batch: deeper ones gain it nothing
 
-Kind = Literal["append", "read", "latency", "recovery", "memory", "idle", "deliver", "fanout", "watcher", "publish"]
-Unit = Literal["records/s", "frames/s", "ms", "s", "MB", "KB", "% of a core"]
+Kind = Literal[
+    "append",
+    "read",
+    "latency",
+    "recovery",
+    "memory",
+    "idle",
+    "deliver",
+    "fanout",
+    "watcher",
+    "publish",
+    "router-ack",
+    "router-throughput",
+    "router-visible",
+]
+Unit = Literal["records/s", "frames/s", "ms", "s", "MB", "KB", "% of a core", "times"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -71,6 +85,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     writers: int = 1
     rate: float = 0.0  # writes per second; 0: as fast as they are answered
     wire: Literal["sse", "ws"] = "sse"
+    routers: tuple[int, ...] = ()  # from as many sources, each with so many
 
 
 def _append(
@@ -263,6 +278,33 @@ SCENARIOS: tuple[Scenario, ...] = (
         watchers=100,
         writers=4,
         wire="ws",
+    ),
+    Scenario(
+        name="router-ack",
+        title="one connection, one record, the source of 1 and of 10 routers: median against none",
+        kind="router-ack",
+        unit="times",
+        target=Target(most=1.3),
+        routers=(0, 1, 10),
+    ),
+    Scenario(
+        name="router-throughput",
+        title="forwarded by one router, batches of 100: records until the last is there",
+        kind="router-throughput",
+        unit="records/s",
+        target=Target(least=200_000),
+        connections=4,
+        batch=100,
+        pipeline=100,
+    ),
+    Scenario(
+        name="router-visible",
+        title="write to delivery one router away, 200 writes/s: median",
+        kind="router-visible",
+        unit="ms",
+        target=Target(most=3),
+        watchers=1,
+        rate=200,
     ),
 )
 

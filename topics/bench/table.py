@@ -11,8 +11,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from topics.bench.figures import Figures, Line
 from topics.bench.machine import Machine
-from topics.bench.measure import Figures, Line
 
 COLUMNS = ("work", "ours", "Redis", "ratio", "target", "met", "generator CPU", "server CPU")
 
@@ -37,6 +37,8 @@ def amount(value: float, unit: str) -> str:
         return f"{value:.0f} MB"
     if unit == "KB":
         return f"{value:.1f} KB"
+    if unit == "times":
+        return f"{value:.2f}x"
     return f"{value:.2f} %"
 
 
@@ -52,6 +54,9 @@ def _figure(figures: Figures | None, unit: str) -> str:
         notes.append(f"{figures.per_frame:.1f} per frame")
     if figures.sse:
         notes.append(f"SSE {amount(figures.sse, unit)}: {figures.value / figures.sse:.2f}x")
+    for each in figures.beside:
+        times = "" if each.times is None else f": {each.times:.2f}x"
+        notes.append(f"{each.what} {amount(each.value, each.unit)}{times}")
     text = amount(figures.value, unit)
     return f"{text} ({', '.join(notes)})" if notes else text
 
@@ -64,12 +69,13 @@ def _shares(ours: float | None, theirs: float | None) -> str:
 def cells(line: Line) -> list[str]:
     theirs = line.theirs
     unit = line.unit.split()[0] if "x" not in line.target else ""
+    target = f"{line.target}x" if line.unit == "times" else f"{line.target} {unit}".strip()
     return [
         line.title,
         _figure(line.ours, line.unit),
         _figure(theirs, line.unit),
         "–" if line.ratio is None else f"{line.ratio:.2f}x",
-        f"{line.target} {unit}".strip(),
+        target,
         {True: "yes", False: "NO", None: "–"}[line.met],
         _shares(line.ours.generator_cpu, theirs.generator_cpu if theirs else None),
         _shares(line.ours.server_cpu, theirs.server_cpu if theirs else None),

@@ -17,7 +17,8 @@ import msgspec
 from rich.console import Console
 
 from topics.bench import BenchFailed, machine, redis, table
-from topics.bench.measure import Line, Measurement, Pace
+from topics.bench.figures import Line
+from topics.bench.measure import Measurement, Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
