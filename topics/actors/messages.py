@@ -344,8 +344,9 @@ class OpenPipe(_Message, frozen=True):
     topic: str
     topic_id: int
     source_id: int
-    at: int  # where to begin, if there is no such pipe yet ...
-    forwarded: dict[str, int]  # ... and what counts as copied
+    at: int  # where to begin, if there is no such pipe yet
+    routers: list[str]  # whose copies are counted
+    ring: bool  # the two are part of a ring
 
 
 class PipeOpened(_Message, frozen=True):

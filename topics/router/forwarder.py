@@ -90,7 +90,9 @@ class Forwarder:
 
     async def _open(self) -> None:
         at = min(rule.since for rule in self._rules)
-        head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, self.forwarded)
+        routers = [rule.router for rule in self._rules]
+        ring = self.ring_hops is not None
+        head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, routers, ring)
         opened = await self._ask_dest(Op.OPEN_PIPE, head)
         self.at, self.forwarded = opened.at, dict(opened.forwarded)
         await self._forward()  # even if there is nothing: the destination may wait to hear that

@@ -277,7 +277,7 @@ class Router:
         self._rules.check_new(source=source, dest=dest, allow_cycle=request.allow_cycle)
         if await self._position(dest) is None and not request.create_dest:
             raise topic_not_found(dest)
-        found = [await self._ensure(topic) for topic in (source, dest)]
+        found = await self._ensure_both(source, dest)
         rule = Rule(
             router=request.router,
             source=source,
@@ -374,6 +374,17 @@ class Router:
         found, _ = await self._asks.ask(owner_of_name(topic, self._shards), Op.POSITIONS, messages.Positions([topic]))
         position: messages.Position | None = found.found[0]
         return position
+
+    async def _ensure_both(self, source: str, dest: str) -> tuple[messages.Position, messages.Position]:
+        existed = await self._position(source) is not None
+        first = await self._ensure(source)
+        try:
+            return first, await self._ensure(dest)
+        except ApiError:
+            if not existed:  # no phantom of a router that was refused
+                head = messages.DropTopic(source, True)
+                await self._asks.ask(owner_of_name(source, self._shards), Op.DROP_TOPIC, head)
+            raise
 
     async def _ensure(self, topic: str) -> messages.Position:
         """Where a topic stands; it is made if there is none."""

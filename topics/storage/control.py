@@ -12,6 +12,7 @@ class PipeFrame(msgspec.Struct, array_like=True, frozen=True):
 
     source_id: int
     at: int  # the source's seq up to which it has been copied, when this was written
+    ring: bool = False  # the two are part of a ring
 
 
 class TopicFrame(msgspec.Struct, array_like=True, frozen=True):

@@ -143,6 +143,8 @@ class Commit:
         topic.pending_records += count
         topic.pending_bytes += size
         topic.totals.pending_bytes += size
+        if topic.pipe is not None:
+            topic.pipe.direct = last
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
 
     def stage_copy(
@@ -180,12 +182,12 @@ class Commit:
             self.stage_ceiling(topic, seq, topic.last_ts)
             self.write_control()
         if trimmed:
-            topic.trims = merge_ranges([*topic.trims, (first, seq)])
-            topic.head_seq = seq
+            kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
+            topic.trims = merge_ranges([*kept, (first, seq)])
+        topic.head_seq = seq
         topic.next_seq = seq + 1
         topic.touched()
-        if trimmed:
-            self.on_publish(topic)
+        self.on_publish(topic)
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(

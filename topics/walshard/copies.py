@@ -6,6 +6,7 @@ What a snapshot says of a pipe is what its segments hold; the rest is made again
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from topics.storage.control import PipeFrame
 from topics.storage.snapshot import PipeState
@@ -26,8 +27,11 @@ class Copies:
 
 
 class Pipe:
-    def __init__(self, source_id: int, at: int, forwarded: dict[str, int]) -> None:
+    def __init__(self, source_id: int, at: int, forwarded: dict[str, int], *, ring: bool = False) -> None:
         self.source_id = source_id
+        self.ring = ring
+        self.direct = 0  # the last seq that a client wrote itself
+        self.flushed_to = 0  # the last seq that `flushed_at` covers
         self.at = at
         self.forwarded = forwarded
         self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
@@ -38,9 +42,18 @@ class Pipe:
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
-        pipe = cls(state.source_id, state.at, dict(state.forwarded))
+        pipe = cls(state.source_id, state.at, dict(state.forwarded), ring=state.ring)
         pipe.deleted = set(state.deleted)
+        pipe.flushed_to = state.flushed_to
+        pipe.direct = state.direct
         return pipe
+
+    def keep_only(self, routers: Iterable[str]) -> None:
+        """Forget what was copied by routers that are no more."""
+        known = set(routers)
+        self.forwarded = {router: count for router, count in self.forwarded.items() if router in known}
+        flushed = self.flushed_forwarded
+        self.flushed_forwarded = {router: count for router, count in flushed.items() if router in known}
 
     def advance(self, last_seq: int, at: int, counts: dict[str, int]) -> None:
         self.at = at
@@ -52,14 +65,22 @@ class Pipe:
         """Rows up to a seq are in segments."""
         marks = self.marks
         while marks and marks[0][0] <= flushed_seq:
-            _, self.flushed_at, counts = marks.popleft()
+            self.flushed_to, self.flushed_at, counts = marks.popleft()
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
         if self.deleted:
             self.deleted = {seq for seq in self.deleted if seq > flushed_seq}
 
     def state(self) -> PipeState:
-        return PipeState(self.source_id, self.flushed_at, self.flushed_forwarded, sorted(self.deleted))
+        return PipeState(
+            self.source_id,
+            self.flushed_at,
+            self.flushed_forwarded,
+            sorted(self.deleted),
+            self.flushed_to,
+            self.direct,
+            self.ring,
+        )
 
     def frame(self) -> PipeFrame:
-        return PipeFrame(self.source_id, self.flushed_at)
+        return PipeFrame(self.source_id, self.flushed_at, self.ring)

@@ -91,21 +91,32 @@ class Pipes:
         pipe = topic.pipe
         if pipe is not None and pipe.source_id != request.source_id:
             # Its router is gone: nothing of it may be made again after what comes now.
-            self._settled(topic, lambda: self._answer(reply_to, self._begin(topic, request, reply_to, correlation)))
+            self._settled(topic, lambda: self._begin(topic, request, reply_to, correlation))
             return None
-        if pipe is not None:
+        if pipe is None:
+            self._begin(topic, request, reply_to, correlation)
+            return None
+        pipe.keep_only(request.routers)
+        topic.touched()
+        if pipe.ring == request.ring:
             return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
-        return self._begin(topic, request, reply_to, correlation)
+        pipe.ring = request.ring
+        self._opened(topic, pipe, reply_to, correlation)
+        return None
 
-    def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        pipe = topic.pipe = Pipe(request.source_id, request.at, dict(request.forwarded))
+    def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
+        pipe = topic.pipe = Pipe(request.source_id, request.at, {}, ring=request.ring)
+        pipe.flushed_to = pipe.direct = topic.next_seq - 1  # whatever is there was not copied
+        self._opened(topic, pipe, reply_to, correlation)
+
+    def _opened(self, topic: Topic, pipe: Pipe, reply_to: ReplyTo, correlation: int) -> None:
+        """Logged: a restart must know that the topic holds copies, before the first snapshot says so."""
         self._log(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
 
         self._commit.wait_for_sync(reply_to, answer)
-        return None
 
     def _close(self, request: messages.ClosePipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
         topic = self._topics.get(request.topic)
@@ -180,7 +191,12 @@ class Pipes:
                 "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
             )
         if request.count:
-            self._check_room(topic, request.count, request.size)
+            try:
+                self._check_room(topic, request.count, request.size)
+            except ApiError:
+                if pipe.deriving:  # all that was there before had room
+                    self._derived(topic, pipe)
+                raise
         if pipe.deriving and not request.complete:
             self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=request.lost > 0)

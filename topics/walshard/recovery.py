@@ -429,7 +429,9 @@ class Recovery:
             live=frame.count,
         )
         expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
-        if row.first > expected and topic.pipe is None:
+        if topic.pipe is not None:
+            topic.pipe.direct = max(topic.pipe.direct, row.last)
+        elif row.first > expected:
             self._lost(topic, expected, row.first - 1)
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
         if row.skip:
@@ -490,7 +492,10 @@ class Recovery:
         if body.pipe is None:
             topic.pipe = None
         elif topic.pipe is None or topic.pipe.source_id != body.pipe.source_id:
-            topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {})
+            topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {}, ring=body.pipe.ring)
+            topic.pipe.flushed_to = topic.pipe.direct = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+        else:
+            topic.pipe.ring = body.pipe.ring
 
     def _drop(self, topic: Topic) -> None:
         topic.drop()
@@ -524,10 +529,11 @@ class Recovery:
     def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:
         """A router's destination whose copies may have been in memory. They are made again into the same seqs, unless
         others stand between them or the machine went down: then above all that was ever given out."""
-        assert topic.pipe is not None
-        known = topic.head_seq
-        if same_boot and not topic.tail_rows:
-            topic.pipe.deriving = True
+        pipe = topic.pipe
+        assert pipe is not None
+        known = max(topic.head_seq, pipe.flushed_to)
+        if same_boot and not pipe.ring and pipe.direct <= max(pipe.flushed_to, topic.flushed_seq):
+            pipe.deriving = True
             head = known
             topic.trims = [trim for trim in topic.trims if trim[1] <= head]
         else:
