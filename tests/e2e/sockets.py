@@ -67,7 +67,7 @@ PUSHES: dict[str, set[str]] = {
     "tombstone": {"topic", "reason", "gap_from", "gap_to", "earliest_seq", "head_seq"},
     "topic_deleted": {"topic", "head_seq", "reason"},
 }
-REASONS = {"cap", "ttl", "mixed", "recreated", "from_seq_too_old"}
+REASONS = {"cap", "ttl", "mixed", "recreated", "source_trim", "from_seq_too_old"}
 
 
 class Frame:

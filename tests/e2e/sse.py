@@ -60,7 +60,7 @@ SHAPES: dict[str, set[str]] = {
 }
 RECORD_ALWAYS = {"$seq", "$ts"}
 RECORD_MAYBE = {"$tag", "$node", "data", "meta"}
-REASONS = {"cap", "ttl", "mixed", "recreated", "from_seq_too_old"}
+REASONS = {"cap", "ttl", "mixed", "recreated", "source_trim", "from_seq_too_old"}
 
 
 class Frame:
