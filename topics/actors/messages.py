@@ -368,6 +368,7 @@ class Forward(_Message, frozen=True):
     complete: bool
     level: bool  # it ends at the source's head
     counts: dict[str, int]  # copies by router
+    sources: list[tuple[int, int]]  # where each record comes from, as (first seq, count) runs
     hops: list[int] | None
 
 

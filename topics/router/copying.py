@@ -26,6 +26,7 @@ class Copied(msgspec.Struct):
     count: int
     size: int
     counts: dict[str, int]  # by router
+    sources: list[tuple[int, int]]  # the seqs they come from, as runs
     hops: list[int] | None
 
 
@@ -40,11 +41,11 @@ def matches(rule: Rule, tag: str | None) -> bool:
 
 def copy(rules: Sequence[Rule], piece: RawPiece, body: bytes, *, ring_hops: int | None) -> Copied:
     if not piece.count:
-        return Copied(b"", 0, 0, {}, None)
+        return Copied(b"", 0, 0, {}, [], None)
     source = Columns(body, count=piece.count, ts=0)
     first = piece.seqs[0][0]
     if len(rules) == 1 and ring_hops is None and rules[0].since < first and _keeps_all(rules[0], source):
-        return Copied(body, piece.count, source.size, {rules[0].router: piece.count}, None)
+        return Copied(body, piece.count, source.size, {rules[0].router: piece.count}, piece.seqs, None)
     seqs = list(chain.from_iterable(range(start, start + count) for start, count in piece.seqs))
     passed = piece.hops or [0] * piece.count
     tags = source.tags()
@@ -54,13 +55,24 @@ def copy(rules: Sequence[Rule], piece: RawPiece, body: bytes, *, ring_hops: int 
             continue
         chosen.extend((index, rule) for rule in rules if seq > rule.since and matches(rule, tag))
     if not chosen:
-        return Copied(b"", 0, 0, {}, None)
+        return Copied(b"", 0, 0, {}, [], None)
     hops = [passed[index] + 1 for index, _ in chosen] if ring_hops is not None else None
     counts: dict[str, int] = {}
     for _, rule in chosen:
         counts[rule.router] = counts.get(rule.router, 0) + 1
     picked = _rendered(source, chosen, seqs, tags)
-    return Copied(picked, len(chosen), Columns(picked, count=len(chosen), ts=0).size, counts, hops)
+    size = Columns(picked, count=len(chosen), ts=0).size
+    return Copied(picked, len(chosen), size, counts, _runs([seqs[index] for index, _ in chosen]), hops)
+
+
+def _runs(seqs: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for seq in seqs:
+        if runs and sum(runs[-1]) == seq:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((seq, 1))
+    return runs
 
 
 def _keeps_all(rule: Rule, source: Columns) -> bool:

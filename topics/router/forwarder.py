@@ -123,6 +123,7 @@ class Forwarder:
             complete=piece.complete,
             level=piece.to_seq == piece.head_seq,
             counts=copied.counts,
+            sources=copied.sources,
             hops=copied.hops,
         )
         try:

@@ -228,7 +228,9 @@ class Router:
             removed = await self._remove(gone, forced=True)
             if removed:
                 self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
-                self._gone_with[topic] = (trio.current_time(), removed)
+                since, before = self._gone_with.get(topic, (0.0, []))
+                lately = before if trio.current_time() - since < _TOLD_LATER_S else []
+                self._gone_with[topic] = (trio.current_time(), [*lately, *removed])
 
     async def _reconcile(self, shard: int) -> None:
         """Close pipes that no rule knows: a crash came between."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 
 from topics.storage.control import PipeFrame
 from topics.storage.snapshot import PipeState
@@ -38,7 +39,8 @@ class Pipe:
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.deriving = False  # copies that readers may have seen are being made again
-        self.deleted: set[int] = set()  # seqs of copies that a client removed and that no segment shows yet
+        self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
+        self.deleted: set[int] = set()  # the source's seqs of copies that a client removed and no segment shows yet
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
@@ -55,8 +57,10 @@ class Pipe:
         flushed = self.flushed_forwarded
         self.flushed_forwarded = {router: count for router, count in flushed.items() if router in known}
 
-    def advance(self, last_seq: int, at: int, counts: dict[str, int]) -> None:
+    def advance(self, last_seq: int, at: int, counts: dict[str, int], sources: list[tuple[int, int]]) -> None:
         self.at = at
+        if sources:
+            self.sources[last_seq] = sources
         for router, count in counts.items():
             self.forwarded[router] = self.forwarded.get(router, 0) + count
         self.marks.append((last_seq, at, counts))
@@ -66,10 +70,17 @@ class Pipe:
         marks = self.marks
         while marks and marks[0][0] <= flushed_seq:
             self.flushed_to, self.flushed_at, counts = marks.popleft()
+            self.sources.pop(self.flushed_to, None)
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
         if self.deleted:
-            self.deleted = {seq for seq in self.deleted if seq > flushed_seq}
+            self.deleted = {seq for seq in self.deleted if seq > self.flushed_at}
+
+    def sources_of(self, row: Row, indexes: Iterable[int]) -> list[int]:
+        """The source's seqs of some copies of a row."""
+        runs = self.sources.get(row.last, [])
+        seqs = list(chain.from_iterable(range(first, first + count) for first, count in runs))
+        return [seqs[index] for index in indexes if index < len(seqs)]
 
     def state(self) -> PipeState:
         return PipeState(

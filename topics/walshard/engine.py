@@ -445,7 +445,8 @@ class Engine:
         seqs = None if request.tag is None else seqs_with_tag(topic, request.tag, prefix=request.prefix, below=bound)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
-            frame = msgspec.msgpack.encode(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq))
+            sources = topic.sources_of(below=bound, seqs=seqs)
+            frame = msgspec.msgpack.encode(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, sources))
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()

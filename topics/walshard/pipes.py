@@ -191,12 +191,7 @@ class Pipes:
                 "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
             )
         if request.count:
-            try:
-                self._check_room(topic, request.count, request.size)
-            except ApiError:
-                if pipe.deriving:  # all that was there before had room
-                    self._derived(topic, pipe)
-                raise
+            self._check_room(topic, request.count, request.size)
         if pipe.deriving and not request.complete:
             self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=request.lost > 0)
@@ -223,25 +218,37 @@ class Pipes:
         last = topic.next_seq - 1
         if request.hops is not None and request.count:
             _remember_hops(topic, last - request.count + 1, request.hops)
-        pipe.advance(last, request.to_seq, request.counts)
+        pipe.advance(last, request.to_seq, request.counts, request.sources)
+        if pipe.deleted and request.count:
+            self._delete_again(topic, pipe, last)
         if topic.ephemeral:
             pipe.flushed(last)  # its records are never written down: a restart goes on from here
         if pipe.deriving:
-            self._remove_again(topic, pipe, last)
+            self._remove_again(topic, last)
             if request.level:
                 self._derived(topic, pipe)
                 self._commit.on_publish(topic)
         topic.touched()
 
     @staticmethod
-    def _remove_again(topic: Topic, pipe: Pipe, last: int) -> None:
-        """What clients, caps and TTL had taken before the process died; it is counted already."""
-        counted = topic.deleted_total, topic.evicted_total, topic.expired_total
-        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
-        gone = sorted(seq for seq in pipe.deleted if seq <= last)
+    def _delete_again(topic: Topic, pipe: Pipe, last: int) -> None:
+        """Copies that a client had removed before they were lost with the process; they are counted already."""
+        row = topic.rows.find(last)
+        if row is None or row.last != last:
+            return
+        sources = pipe.sources_of(row, range(row.count))
+        gone = [row.first + index for index, source in enumerate(sources) if source in pipe.deleted]
         if gone:
+            counted = topic.deleted_total
             topic.delete_seqs(gone)
-        topic.deleted_total, topic.evicted_total, topic.expired_total = counted
+            topic.deleted_total = counted
+
+    @staticmethod
+    def _remove_again(topic: Topic, last: int) -> None:
+        """The same for what caps and TTL had taken."""
+        counted = topic.evicted_total, topic.expired_total
+        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
+        topic.evicted_total, topic.expired_total = counted
 
 
 class _Copied:

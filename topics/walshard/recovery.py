@@ -461,17 +461,9 @@ class Recovery:
         if delete.seqs:
             topic.delete_seqs(delete.seqs)
         if topic.pipe is not None:
-            self._deleted_copies(topic, delete)
+            topic.pipe.deleted.update(delete.sources)  # copies that are made again must not come back
         if not fresh:
             topic.deleted_total = counted
-
-    @staticmethod
-    def _deleted_copies(topic: Topic, delete: DeleteFrame) -> None:
-        """Copies that are made again must not come back."""
-        assert topic.pipe is not None
-        start = topic.flushed_seq + 1
-        seqs = range(start, delete.before_seq) if delete.before_seq is not None else delete.seqs or ()
-        topic.pipe.deleted.update(seq for seq in seqs if seq >= start)
 
     def _configure(self, topic: Topic | None, frame: Frame) -> None:
         body = _decode_topic_frame(frame.body)
@@ -528,11 +520,13 @@ class Recovery:
 
     def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:
         """A router's destination whose copies may have been in memory. They are made again into the same seqs, unless
-        others stand between them or the machine went down: then above all that was ever given out."""
+        others stand between them, room is given only to some of them, it is part of a ring (where each would wait for
+        the other), or the machine went down: then above all that was ever given out."""
         pipe = topic.pipe
         assert pipe is not None
         known = max(topic.head_seq, pipe.flushed_to)
-        if same_boot and not pipe.ring and pipe.direct <= max(pipe.flushed_to, topic.flushed_seq):
+        rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
+        if same_boot and not pipe.ring and not rejects and pipe.direct <= max(pipe.flushed_to, topic.flushed_seq):
             pipe.deriving = True
             head = known
             topic.trims = [trim for trim in topic.trims if trim[1] <= head]

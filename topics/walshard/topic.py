@@ -109,6 +109,24 @@ class Topic:
         tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
         return any(row.live and isinstance(row.source, Copies) for row in tail)
 
+    def sources_of(self, *, below: int, seqs: list[int] | None) -> list[int]:
+        """For a delete of these seqs, or of all below one: the source's seqs of the copies that are in memory only."""
+        if self.pipe is None:
+            return []
+        wanted = None if seqs is None else set(seqs)
+        found: list[int] = []
+        for row in self.rows.since(self.rows.position(self.flushed_seq + 1)):
+            if row.first >= below:
+                break
+            if row.live and isinstance(row.source, Copies):
+                indexes = [
+                    index
+                    for index in row.live_indexes()
+                    if row.first + index < below and (wanted is None or row.first + index in wanted)
+                ]
+                found.extend(self.pipe.sources_of(row, indexes))
+        return found
+
     @property
     def needs_sync(self) -> bool:
         return self.config.durability == "fsync"
@@ -228,8 +246,8 @@ class Topic:
         for index in indexes:
             row.mark_deleted(index)
         row.rendered = None
-        if self.pipe is not None and row.first > self.flushed_seq:
-            self.pipe.deleted.update(row.first + index for index in indexes)
+        if self.pipe is not None and isinstance(row.source, Copies):
+            self.pipe.deleted.update(self.pipe.sources_of(row, indexes))
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
         self.remove(row, indexes, sizes=None)
