@@ -17,9 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from topics.bench import BenchFailed, redis, table, tree
+from topics.bench.figures import Figures, line, medians_ms, percentile, rates
 from topics.bench.load import Outcome
 from topics.bench.machine import describe, filesystem_of
-from topics.bench.measure import Figures, Measurement, Pace, line, medians_ms, percentile, rates
+from topics.bench.measure import Measurement, Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario, Target
 from topics.cli.bench import bench
 

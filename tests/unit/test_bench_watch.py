@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from topics.bench import BenchFailed, redis, table
-from topics.bench.measure import Figures, Measurement, Pace, deliveries, delivery_ms, line
+from topics.bench.figures import Figures, deliveries, delivery_ms, line
+from topics.bench.measure import Measurement, Pace
 from topics.bench.opening import close_watchers
 from topics.bench.ours import Ours
 from topics.bench.redis import Redis

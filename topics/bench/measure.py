@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from topics.bench import BenchFailed, forwards, load, redis, tree, watch
 from topics.bench.apart import Window
 from topics.bench.figures import (
+    Beside,
     Figures,
     Line,
     arrivals,
@@ -68,7 +69,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     def dense(self) -> Pace:
         """For a ratio of our own figures: many short turns rather than few long ones."""
-        return Pace(rounds=self.rounds, seconds=max(self.seconds * 0.2, SHORTEST_S), warm_s=self.warm_s / 4)
+        return Pace(rounds=self.rounds, seconds=max(self.seconds * 0.15, SHORTEST_S), warm_s=self.warm_s / 6)
 
 
 class Measurement:
@@ -277,7 +278,7 @@ class Measurement:
         return [slowdown(dict(zip(scenario.routers, taken, strict=True)))]
 
     def _router_throughput(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
-        ways = _ways(sides)
+        ways = _ways(sides, far=True)
         sizes = [scenario.pipeline if isinstance(side, Redis) else scenario.batch for _, side, _, _ in ways]
         jobs = []
         for (_, side, source, dest), size in zip(ways, sizes, strict=True):
@@ -291,37 +292,28 @@ class Measurement:
             for stream in (source, dest):
                 _wait_held(side, stream, sum(outcome.acknowledged for outcome in outcomes) * size)
         first, *others = [arrivals(outcomes) for outcomes in taken]
-        first.beside += [
-            beside(what, figures, scenario.unit) for (what, *_), figures in zip(ways[1:], others, strict=True)
-        ]
+        first.beside += _besides(ways, others, scenario.unit)
         return [first]
 
     def _router_visible(self, scenario: Scenario, sides: list[Side]) -> list[Figures]:
-        ways = _ways(sides)
+        ways = _ways(sides, far=False)
+        jobs = []
         for _, side, source, dest in ways:
             side.route(source, dest)
-        watched = [(side, source, dest) for _, side, source, dest in ways]
-        watched.append((sides[0], STREAMS[0], STREAMS[0]))
-        jobs = [
-            (
-                side,
-                side.watch_job(
-                    wire=scenario.wire,
-                    watchers=scenario.watchers,
-                    writers=scenario.writers,
-                    batch=scenario.batch,
-                    rate=scenario.rate,
-                    record_bytes=RECORD_BYTES,
-                    source=source,
-                    stream=dest,
-                ),
+            job = side.watch_job(
+                wire=scenario.wire,
+                watchers=scenario.watchers,
+                writers=scenario.writers,
+                batch=scenario.batch,
+                rate=scenario.rate,
+                record_bytes=RECORD_BYTES,
+                source=source,
+                stream=dest,
             )
-            for side, source, dest in watched
-        ]
+            jobs.append((side, job))
         taken = self._take_turns(jobs, watch.run_apart, self._pace.short())
         first, *others = [delivery_ms(outcomes, to_the_last=False) for outcomes in taken]
-        whats = [what for what, *_ in ways[1:]] + ["without a router"]
-        first.beside = [beside(what, figures, scenario.unit) for what, figures in zip(whats, others, strict=True)]
+        first.beside = _besides(ways, others, scenario.unit)
         return [first]
 
     # --- parts -----------------------------------------------------------------------------------------
@@ -348,23 +340,32 @@ class Measurement:
         _check_stored(side, records)
 
 
+class _Way(NamedTuple):
+    what: str
+    side: Side
+    source: str
+    dest: str
+
+
 def _ours(sides: list[Side]) -> Ours:
     side = sides[0]
     assert isinstance(side, Ours)
     return side
 
 
-def _ways(sides: list[Side]) -> list[tuple[str, Side, str, str]]:
-    """What is forwarded from where to where: within a shard, from one to another if there are two, and on Redis."""
+def _ways(sides: list[Side], *, far: bool) -> list[_Way]:
+    """From where to where: within a shard, with `far` from one to another if there are two, and on Redis."""
     ours = _ours(sides)
     shards = ours.shards
-    source = name_on(0, "from", shards=shards)
-    ways: list[tuple[str, Side, str, str]] = [("", ours, source, name_on(0, "to", shards=shards))]
-    if shards > 1:
-        far = name_on(0, "from-far", shards=shards), name_on(1, "to-far", shards=shards)
-        ways.append(("to another shard", ours, *far))
-    ways += [(WITH_REDIS, side, STREAMS[0], STREAMS[1]) for side in sides[1:]]
-    return ways
+    ways = [_Way("", ours, name_on(0, "from", shards=shards), name_on(0, "to", shards=shards))]
+    if far and shards > 1:
+        source, dest = name_on(0, "from-far", shards=shards), name_on(1, "to-far", shards=shards)
+        ways.append(_Way("to another shard", ours, source, dest))
+    return ways + [_Way(WITH_REDIS, side, STREAMS[0], STREAMS[1]) for side in sides[1:]]
+
+
+def _besides(ways: list[_Way], others: list[Figures], unit: str) -> list[Beside]:
+    return [beside(way.what, figures, unit) for way, figures in zip(ways[1:], others, strict=True)]
 
 
 def _wait_held(side: Side, stream: str, records: int) -> None:
