@@ -13,7 +13,7 @@ from topics.errors import ApiError
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.handlers import RenderedCall, after, cursor, flag, page_size, with_performance
-from topics.shm.counters import Board, Word
+from topics.shm.counters import Board, State, Word
 
 _SHOWN = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
@@ -83,7 +83,8 @@ class RouterHandlers:
 
         def cascade(answers: list[messages.TopicDropped]) -> Outcome:
             deleted = answers[0].deleted
-            if not self._board.row("router")[Word.ROUTERS]:
+            row = self._board.row("router")
+            if row.state == State.READY and not row[Word.ROUTERS]:
                 return answer(deleted, [])
 
             def render(dropped: messages.RoutersDropped, _: bytes | memoryview) -> Response:

@@ -192,7 +192,7 @@ class Cursor:
         self.topic_id = piece.topic_id
         if piece.gap is not None:
             reason = piece.gap.reason
-            if self._fresh and reason != "recreated":
+            if self._fresh and reason not in ("recreated", "source_trim"):
                 reason = "from_seq_too_old"
             self._gap(piece, reason.encode())
         self._fresh = False

@@ -45,7 +45,7 @@ class Forwarder:
         self._source = source
         self._rules = rules
         self.ring_hops = ring_hops
-        self._dest_shard = dest_shard
+        self.dest_shard = dest_shard
         self.dest = rules[0].dest
         self.dest_id = rules[0].dest_id
         self.at = 0
@@ -53,32 +53,41 @@ class Forwarder:
         self.records = 0
         self._limit = limits.FORWARD_RECORDS
         self.waits_for = ""  # why it does not go on, in words
+        self._pause_s = _SHORTEST_S
+        self._life = trio.CancelScope()
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
     async def run(self) -> None:
         """Until cancelled; raises TopicGone."""
-        pause = _SHORTEST_S
         try:
             with self.scope:
                 while True:
-                    try:
-                        await self._open()
-                        pause = _SHORTEST_S
-                        while True:
-                            await self._step()
-                            pause = _SHORTEST_S
-                    except Unavailable:
-                        self.waits_for = "a shard that is away"
-                        await trio.sleep(_SHORTEST_S)
-                        await self._asks.wait_linked(self._dest_shard)
-                        await self._asks.wait_linked(self._source.shard)
-                    except ApiError as error:
-                        self.waits_for = error.message
-                        await trio.sleep(pause)
-                        pause = min(2 * pause, _LONGEST_S)
+                    with trio.CancelScope() as self._life:
+                        await self._live()
         finally:
             self.ended.set()
+
+    async def _live(self) -> None:
+        """From opening the pipe until something is wrong with it, and a pause."""
+        try:
+            await self._asks.wait_linked(self.dest_shard)
+            await self._asks.wait_linked(self._source.shard)
+            await self._open()
+            while True:
+                await self._step()
+                self._pause_s = _SHORTEST_S
+        except Unavailable:
+            self.waits_for = "a shard that is away"
+            await trio.sleep(_SHORTEST_S)
+        except ApiError as error:
+            self.waits_for = error.message
+            await trio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+
+    def dest_gone(self) -> None:
+        """The destination's shard went away: when it is back it may stand elsewhere, and wait for us."""
+        self._life.cancel()
 
     @property
     def pipe(self) -> messages.PipeRow:
@@ -135,15 +144,16 @@ class Forwarder:
             return
         self._limit = min(2 * self._limit, limits.FORWARD_RECORDS)
         self.waits_for = ""
-        if answer.at == piece.to_seq:
-            self.records += copied.count
-            for router, count in copied.counts.items():
-                self.forwarded[router] = self.forwarded.get(router, 0) + count
+        if answer.at != piece.to_seq:
+            raise Unavailable  # somebody else was there, or nobody any more: ask again where it stands
         self.at = answer.at
+        self.records += copied.count
+        for router, count in copied.counts.items():
+            self.forwarded[router] = self.forwarded.get(router, 0) + count
 
     async def _ask_dest(self, op: Op, head: messages.OpenPipe | messages.Forward, body: bytes = b"") -> Any:
         try:
-            answer, _ = await self._asks.ask(self._dest_shard, op, head, body)
+            answer, _ = await self._asks.ask(self.dest_shard, op, head, body)
         except ApiError as error:
             if is_gone(error):
                 raise TopicGone(self.dest) from None

@@ -23,9 +23,10 @@ from topics.actors.context import Context
 from topics.actors.idle import Idle
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, throttled_by, topic_not_found
+from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
 from topics.router.asks import Asks, Unavailable
 from topics.router.forwarder import Forwarder, TopicGone
+from topics.router.rules import Rules
 from topics.router.source import Source
 from topics.router.store import RuleStore
 from topics.shm.counters import Word
@@ -38,7 +39,11 @@ _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee
 
 
 async def run(context: Context) -> None:
-    router = Router(context)
+    try:
+        router = Router(context)
+    except (CorruptData, FormatError) as error:
+        context.log.error("rules refused", reason=str(error))
+        context.fail(str(error))
     async with trio.open_nursery() as nursery:
         router.start(nursery)
         context.ready()
@@ -131,6 +136,9 @@ class Router:
             for source in self._sources.values():
                 if source.shard == shard:
                     source.unfollowed()
+            for forwarder in self._forwarders.values():
+                if forwarder.dest_shard == shard:
+                    forwarder.dest_gone()
         else:
             self._gateways.pop(peer, None)
 
@@ -264,11 +272,13 @@ class Router:
                 )
             changed = msgspec.structs.replace(existing, **{option: getattr(request, option) for option in _OPTIONS})
             if changed != existing:
-                self._rules.check_new(source=changed.source, dest=changed.dest, allow_cycle=changed.allow_cycle)
+                if existing.allow_cycle and not changed.allow_cycle:
+                    self._rules.check_new(source=changed.source, dest=changed.dest, allow_cycle=False)
                 await self._end(changed.source, changed.dest)
-                self._rules.put(changed)
-                self._save()
-                self._begin(changed.source, changed.dest)
+                try:
+                    self._save([changed], gone=[])
+                finally:
+                    self._begin(changed.source, changed.dest)
             return self._row(changed)
 
     async def _create(self, request: messages.PutRouter) -> messages.RouterRow:
@@ -291,9 +301,11 @@ class Router:
             **{option: getattr(request, option) for option in _OPTIONS},
         )
         await self._end(source, dest)
-        self._rules.put(rule)
-        self._save()
-        self._begin(source, dest)
+        try:
+            self._save([rule], gone=[])
+        finally:
+            if self._rules.between(source, dest):
+                self._begin(source, dest)
         await self._update_rings()
         return self._row(rule, created=True)
 
@@ -340,9 +352,12 @@ class Router:
         pairs = {(rule.source, rule.dest): rule for rule in rules}
         for source, dest in pairs:
             await self._end(source, dest, forced=forced)
-        for rule in rules:
-            self._rules.remove(rule.router)
-        self._save()
+        try:
+            self._save([], gone=rules)
+        except ApiError:
+            for source, dest in pairs:
+                self._begin(source, dest)
+            raise
         for (source, dest), rule in pairs.items():
             if self._rules.between(source, dest):
                 self._begin(source, dest)
@@ -352,9 +367,20 @@ class Router:
         await self._update_rings()
         return sorted(rule.router for rule in rules)
 
-    def _save(self) -> None:
-        self._store.save(self._rules)
-        self._context.row.words[Word.ROUTERS] = len(self._rules)
+    def _save(self, put: list[Rule], *, gone: list[Rule]) -> None:
+        """Change the rules, here and on disk; or neither."""
+        changed = Rules(self._rules)
+        for rule in put:
+            changed.put(rule)
+        for rule in gone:
+            changed.remove(rule.router)
+        try:
+            self._store.save(changed)
+        except OSError as error:
+            self._context.log.error("rules not saved", reason=str(error))
+            raise ApiError("storage_full", f"the rules could not be saved: {error.strerror}", retry_after_s=5) from None
+        self._rules = changed
+        self._context.row.words[Word.ROUTERS] = len(changed)
 
     def _row(self, rule: Rule, *, created: bool = False) -> messages.RouterRow:
         forwarder = self._forwarders.get((rule.source, rule.dest))
