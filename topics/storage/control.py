@@ -40,4 +40,4 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     seqs: list[int] | None = None
     cap_seq: int = 0  # what caps and TTL had taken before this delete made room
     ttl_seq: int = 0
-    sources: list[int] = []  # of copies that are in no segment yet: the source's seqs, so that they don't come back
+    sources: list[int] = []  # of copies that are in no segment yet: the source's seq x 16 + which router's copy

@@ -36,7 +36,7 @@ class PipeState(msgspec.Struct, array_like=True):
     source_id: int
     at: int  # the source's seq
     forwarded: dict[str, int]  # by router: copies made, ever
-    deleted: list[int] = []  # the source's seqs of copies that a client removed and that are in no segment
+    deleted: list[int] = []  # copies that a client removed and that are in no segment: source's seq x 16 + which copy
     flushed_to: int = 0  # the last seq here that is covered by `at`
     direct: int = 0  # the last seq here that a client wrote itself
     ring: bool = False  # the two are part of a ring

@@ -298,13 +298,11 @@ class Commit:
         else:
             if KILL_POINTS:
                 kill_point("publish")
+            topic.publish(row)
             if entry.logged:
                 self._cache.keep_body(row)
-            topic.publish(row)
-            config = topic.config
-            if config.cap_records or config.cap_bytes:
-                retention.enforce_caps(topic)
-            self.on_publish(topic)
+                self.published(topic)
+            # Else it is a copy: whoever staged it takes out what must not come back first.
         if KILL_POINTS:
             kill_point("reply")
         first, head = row.first, topic.head_seq
@@ -322,6 +320,13 @@ class Commit:
                 entry.requests,
             )
         )
+
+    def published(self, topic: Topic) -> None:
+        """There is something new to read: what has to go for it goes, and who waits is told."""
+        config = topic.config
+        if config.cap_records or config.cap_bytes:
+            retention.enforce_caps(topic)
+        self.on_publish(topic)
 
     # --- the sync ------------------------------------------------------------------------------------
 

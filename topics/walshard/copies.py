@@ -13,6 +13,9 @@ from topics.storage.control import PipeFrame
 from topics.storage.snapshot import PipeState
 from topics.walshard.rows import Row
 
+_COPIES_BITS = 4  # of several routers between the same two topics
+_COPIES_MASK = 2**_COPIES_BITS - 1
+
 
 class Copies:
     """The source of rows whose only bytes are in memory, until the mover has written them down."""
@@ -40,7 +43,9 @@ class Pipe:
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.deriving = False  # copies that readers may have seen are being made again
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
-        self.deleted: set[int] = set()  # the source's seqs of copies that a client removed and no segment shows yet
+        self.deleted: set[int] = (
+            set()
+        )  # copies that a client removed and no segment shows yet: see sources_of
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
@@ -74,13 +79,15 @@ class Pipe:
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
         if self.deleted:
-            self.deleted = {seq for seq in self.deleted if seq > self.flushed_at}
+            self.deleted = {copy for copy in self.deleted if copy >> _COPIES_BITS > self.flushed_at}
 
     def sources_of(self, row: Row, indexes: Iterable[int]) -> list[int]:
-        """The source's seqs of some copies of a row."""
-        runs = self.sources.get(row.last, [])
-        seqs = list(chain.from_iterable(range(first, first + count) for first, count in runs))
-        return [seqs[index] for index in indexes if index < len(seqs)]
+        """What some copies of a row are copies of: the source's seq, and which of several routers' copies it is."""
+        known: list[int] = []
+        for seq in chain.from_iterable(range(first, first + count) for first, count in self.sources.get(row.last, [])):
+            again = known[-1] & _COPIES_MASK if known and known[-1] >> _COPIES_BITS == seq else -1
+            known.append(seq << _COPIES_BITS | min(again + 1, _COPIES_MASK))
+        return [known[index] for index in indexes if index < len(known)]
 
     def state(self) -> PipeState:
         return PipeState(

@@ -43,6 +43,7 @@ from topics.walshard.wal import WalFile
 
 _RETRY_MS = 1_000
 _EXPIRE_MS = 60_000
+_PATIENCE = 5
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 
 
@@ -141,6 +142,8 @@ class Mover:
             self.checkpoint()
         elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
             self.flush(topic)
+        elif engine.copies.bytes and (old := self._old_copies(now)) is not None:
+            self.flush(old)
         return self.busy
 
     def _next_to_flush(self, *, pressed: bool) -> Topic | None:
@@ -166,6 +169,18 @@ class Mover:
                     return topic
         return None
 
+    def _old_copies(self, now: int) -> Topic | None:
+        """A topic whose copies have waited for a quiet moment long enough: a restart would have to make them again."""
+        for topic in self._engine.topics.values():
+            if (
+                topic.pipe is not None
+                and topic.tail_rows
+                and now - topic.tail_since_ms >= _PATIENCE * limits.COPIES_AGE_MS
+            ):
+                if topic.has_copies:
+                    return topic
+        return None
+
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
         dead = self._engine.totals.dead_segments
@@ -174,7 +189,7 @@ class Mover:
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
         if quiet or pressed:
             return freeable > 0 or bool(self._engine.dropped) or dead > 0 or self._pipe_flushed
-        return freeable >= _FREEABLE_FILES
+        return freeable >= _FREEABLE_FILES or self._pipe_flushed
 
     # --- flush ---------------------------------------------------------------------------------------
 

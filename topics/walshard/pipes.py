@@ -198,7 +198,10 @@ class Pipes:
         elif request.lost:
             self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
         if not request.count:
+            derived = pipe.deriving
             self._advance(topic, pipe, request)
+            if derived:
+                self._commit.published(topic)
             return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
         if KILL_POINTS:
             kill_point("forward")
@@ -214,6 +217,12 @@ class Pipes:
         )
         return None
 
+    def copied(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
+        """The copies are in the topic."""
+        self._advance(topic, pipe, request)
+        if not topic.dropped:
+            self._commit.published(topic)
+
     def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
         last = topic.next_seq - 1
         if request.hops is not None and request.count:
@@ -227,7 +236,6 @@ class Pipes:
             self._remove_again(topic, last)
             if request.level:
                 self._derived(topic, pipe)
-                self._commit.on_publish(topic)
         topic.touched()
 
     @staticmethod
@@ -271,7 +279,7 @@ class _Copied:
             return
         if KILL_POINTS:
             kill_point("forwarded")
-        self._pipes._advance(self._topic, self._pipe, self._request)
+        self._pipes.copied(self._topic, self._pipe, self._request)
         answer = messages.pack(Op.FORWARD, self._correlation, messages.Forwarded(self._pipe.at))
         self._reply_to.send_always(answer)
 
