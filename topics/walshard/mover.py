@@ -171,14 +171,10 @@ class Mover:
 
     def _old_copies(self, now: int) -> Topic | None:
         """A topic whose copies have waited for a quiet moment long enough: a restart would have to make them again."""
+        longest_ms = _PATIENCE * limits.COPIES_AGE_MS
         for topic in self._engine.topics.values():
-            if (
-                topic.pipe is not None
-                and topic.tail_rows
-                and now - topic.tail_since_ms >= _PATIENCE * limits.COPIES_AGE_MS
-            ):
-                if topic.has_copies:
-                    return topic
+            if topic.pipe is not None and now - topic.tail_since_ms >= longest_ms and topic.has_copies:
+                return topic
         return None
 
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
