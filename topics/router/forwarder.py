@@ -114,7 +114,7 @@ class Forwarder:
         source = self._source
         try:
             await source.follow()
-            piece, body = await source.read(self.at, limit=self._limit)
+            piece, body = await source.read(self.at, limit=self._limit, ring=self.ring_hops is not None)
         except ApiError as error:
             if is_gone(error):
                 raise TopicGone(source.topic) from None

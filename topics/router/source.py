@@ -55,9 +55,11 @@ class Source:
         while self.correlation and self.head_seq == seq:
             await self._moved.wait()
 
-    async def read(self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS) -> tuple[RawPiece, bytes]:
+    async def read(
+        self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS, ring: bool = False
+    ) -> tuple[RawPiece, bytes]:
         if limit < limits.FORWARD_RECORDS:
-            return await self._read(from_seq, limit)
+            return await self._read(from_seq, limit, ring)
         while (under_way := self._reading.get(from_seq)) is not None:
             await under_way.wait()
         last = self._last
@@ -65,14 +67,14 @@ class Source:
             return last[1], last[2]
         done = self._reading[from_seq] = trio.Event()
         try:
-            piece, body = await self._read(from_seq, limit)
+            piece, body = await self._read(from_seq, limit, ring)
             self._last = (from_seq, piece, body) if self.users > 1 else None
             return piece, body
         finally:
             del self._reading[from_seq]
             done.set()
 
-    async def _read(self, from_seq: int, limit: int) -> tuple[RawPiece, bytes]:
-        head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limit, limits.FORWARD_BYTES)
+    async def _read(self, from_seq: int, limit: int, ring: bool) -> tuple[RawPiece, bytes]:
+        head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limit, limits.FORWARD_BYTES, ring)
         piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
         return piece, bytes(body)

@@ -149,9 +149,9 @@ class Commit:
 
     def stage_copy(
         self, topic: Topic, *, count: int, size: int, body: bytes, ts: int, copies: Copies, reply_to: ReplyTo
-    ) -> None:
+    ) -> int:
         """The same for copies of another topic's records: they get seqs and are published in their turn, but nothing
-        is logged but the ceiling, now and then."""
+        is logged but the ceiling, now and then. Returns the last seq."""
         first = topic.next_seq
         last = first + count - 1
         if last > topic.ceiling - _HALF_RESERVE:
@@ -168,6 +168,7 @@ class Commit:
         topic.pending_bytes += size
         topic.totals.pending_bytes += size
         self._staged.append(Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False))
+        return last
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool) -> None:
         """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost."""

@@ -402,6 +402,8 @@ class Mover:
             if entry.done or entry.topic.dropped:
                 self._settling.popleft()
                 entry.then()
+            elif entry.topic.pipe is not None and entry.topic.pipe.pending:
+                return  # its copies are on their way; the next step looks again
             elif entry.topic.has_copies:
                 self.flush(entry.topic)
             else:

@@ -36,7 +36,7 @@ from topics.walshard.copies import Copies, Pipe
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.topic import Topic
 
-_HOP_RANGES = 4_096
+_HOP_RANGES = 65_536
 
 
 class Pipes:
@@ -89,6 +89,8 @@ class Pipes:
     def _open(self, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> bytes | None:
         topic = self._alive(request.topic, request.topic_id)
         pipe = topic.pipe
+        if pipe is not None and pipe.pending:
+            raise _busy()
         if pipe is not None and pipe.source_id != request.source_id:
             # Its router is gone: nothing of it may be made again after what comes now.
             self._settled(topic, lambda: self._begin(topic, request, reply_to, correlation))
@@ -101,6 +103,8 @@ class Pipes:
         if pipe.ring == request.ring:
             return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
         pipe.ring = request.ring
+        if not pipe.ring:
+            topic.hops.clear()
         self._opened(topic, pipe, reply_to, correlation)
         return None
 
@@ -148,7 +152,7 @@ class Pipes:
         if pipe.deriving:  # its source is gone: what could not be made again by now never will
             self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=True)
-        if topic.has_copies or pipe.marks:
+        if topic.has_copies or pipe.marks or pipe.pending:
             self.settle(topic, then)
         else:
             then()
@@ -184,6 +188,8 @@ class Pipes:
         pipe = topic.pipe
         if pipe is None or pipe.source_id != request.source_id:
             raise ApiError("not_found", f'nothing is copied into "{topic.name}" from that topic')
+        if pipe.pending:
+            raise _busy()
         if pipe.at != request.from_seq:
             return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
         if self._copies.bytes > limits.COPIES_BYTES:
@@ -199,32 +205,33 @@ class Pipes:
             self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
         if not request.count:
             derived = pipe.deriving
-            self._advance(topic, pipe, request)
+            self._advance(topic, pipe, request, last=topic.next_seq - 1)
             if derived:
                 self._commit.published(topic)
             return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
         if KILL_POINTS:
             kill_point("forward")
         now = self._now_ms()
-        self._commit.stage_copy(
+        copied = _Copied(self, topic, pipe, request, reply_to, correlation)
+        copied.last = self._commit.stage_copy(
             topic,
             count=request.count,
             size=request.size,
             body=body,
             ts=max(now, topic.last_ts),
             copies=self._copies,
-            reply_to=_Copied(self, topic, pipe, request, reply_to, correlation),
+            reply_to=copied,
         )
+        pipe.pending = True
         return None
 
-    def copied(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
-        """The copies are in the topic."""
-        self._advance(topic, pipe, request)
+    def copied(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
+        """The copies are in the topic; `last` is the seq of the last one."""
+        self._advance(topic, pipe, request, last=last)
         if not topic.dropped:
             self._commit.published(topic)
 
-    def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
-        last = topic.next_seq - 1
+    def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if request.hops is not None and request.count:
             _remember_hops(topic, last - request.count + 1, request.hops)
         pipe.advance(last, request.to_seq, request.counts, request.sources)
@@ -259,6 +266,10 @@ class Pipes:
         topic.evicted_total, topic.expired_total = counted
 
 
+def _busy() -> ApiError:
+    return ApiError("throttled", "a forward before this one is not done yet", {"retry_after_ms": 20}, retry_after_s=1)
+
+
 class _Copied:
     """Takes the answer of the commit: the copies are published, or could not be."""
 
@@ -271,15 +282,17 @@ class _Copied:
         self._request = request
         self._reply_to = reply_to
         self._correlation = correlation
+        self.last = 0
 
     def send_always(self, message: bytes) -> None:
+        self._pipe.pending = False
         if message[1]:
             error = messages.decode_failure(message)
             self._reply_to.send_always(messages.pack_failure(Op.FORWARD, self._correlation, error))
             return
         if KILL_POINTS:
             kill_point("forwarded")
-        self._pipes.copied(self._topic, self._pipe, self._request)
+        self._pipes.copied(self._topic, self._pipe, self._request, last=self.last)
         answer = messages.pack(Op.FORWARD, self._correlation, messages.Forwarded(self._pipe.at))
         self._reply_to.send_always(answer)
 
@@ -295,12 +308,16 @@ def _remember_hops(topic: Topic, first: int, hops: Iterable[int]) -> None:
         else:
             ranges.append((seq, seq, passed))
     if len(ranges) > 2 * _HOP_RANGES:
-        del ranges[:-_HOP_RANGES]
+        # The oldest go, but never what the next in the ring has not read yet.
+        old = ranges[:-_HOP_RANGES]
+        ranges[: len(old)] = [known for known in old if known[1] > topic.hops_read]
 
 
 def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tuple[messages.RawPiece, bytes]:
     """Whole rows where possible: no work per record. Never across a hole: the next read says what was lost there."""
     from_seq = request.from_seq
+    if request.ring:
+        topic.hops_read = from_seq
     lost = 0
     if from_seq > topic.head_seq:
         from_seq = topic.head_seq  # it lost its tail: what comes now is new

@@ -72,6 +72,7 @@ class Topic:
         self.tail_bytes = 0
         self.tail_since_ms = 0  # ... and since when
         self.tags: TagIndex | None = None
+        self.hops_read = 0  # how far the next in the ring has read
         self.flushing = False
         self.dropped = False
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
