@@ -326,7 +326,7 @@ class ReadRaw(_Message, frozen=True):
     from_seq: int
     limit: int
     max_bytes: int
-    ring: bool  # for the next topic of a ring: it has what comes before
+    ring: bool = False  # for the next topic of a ring: it has what comes before
 
 
 class RawPiece(_Message, frozen=True):
