@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from model import Shard
+from parts import routers
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 
@@ -155,7 +156,7 @@ class Gateway:
         self.watches = Watches(self.streams, shards=shards)
         self.lane = HotLane(
             settings=settings,
-            heads=Heads(Routes(handlers, self.watches), max_body_bytes=settings.max_body_bytes),
+            heads=Heads(Routes(handlers, self.watches, routers(shards=shards)), max_body_bytes=settings.max_body_bytes),
             handlers=handlers,
             calls=self.calls,
             epoll=self.interests,  # type: ignore[arg-type]
