@@ -99,14 +99,16 @@ def test_serve_refuses_with_a_reason(args: list[str], environ: dict[str, str], w
     assert "Traceback" not in done.stderr
 
 
-def test_process_table_links_every_gateway_with_every_shard() -> None:
+def test_process_table_links_who_talks_to_whom() -> None:
     settings = Settings(gateways=2, wal_shards=3)
     specs = process_table(settings)
-    assert [spec.name for spec in specs] == ["gateway-0", "gateway-1", "shard-0", "shard-1", "shard-2"]
+    assert [spec.name for spec in specs] == ["gateway-0", "gateway-1", "router", "shard-0", "shard-1", "shard-2"]
     assert all(spec.listener and not spec.stores for spec in specs[:2])
-    assert all(spec.stores and not spec.listener for spec in specs[2:])
-    assert max(spec.stop_order for spec in specs[:2]) < min(spec.stop_order for spec in specs[2:])
-    assert len(set(link_table(settings))) == 6
+    assert all(spec.stores and not spec.listener for spec in specs[3:])
+    orders = [spec.stop_order for spec in specs]
+    assert max(orders[:2]) < orders[2] < min(orders[3:])
+    links = set(link_table(settings))
+    assert len(links) == 2 * 4 + 3  # every gateway with every shard and the router, the router with every shard
 
 
 def test_uptimes() -> None:
