@@ -11,6 +11,7 @@ a crash makes copy again is then made by the same rules. A rule counts from the 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -35,10 +36,12 @@ from topics.storage.routers import Rule
 
 _RECONCILE_RETRY_S = 0.2
 _TOLD_LATER_S = 10.0
+_NICE = 10  # forwarding is off the acknowledgement's path: whoever is on it goes first where processors are few
 _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
 
 async def run(context: Context) -> None:
+    os.nice(_NICE)
     try:
         router = Router(context)
     except (CorruptData, FormatError) as error:
