@@ -39,6 +39,7 @@ class Pipe:
         self.at = at
         self.forwarded = forwarded
         self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
+        self.saved_at = at  # what the last snapshot said
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet

@@ -340,6 +340,7 @@ class Mover:
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered = wal.written_lsn
+        pipes = [(topic.pipe, topic.pipe.flushed_at) for topic in engine.topics.values() if topic.pipe is not None]
         state = ShardState(
             shard=self._shard,
             layout=self._layout,
@@ -367,6 +368,8 @@ class Mover:
 
         def finished(_: None) -> None:
             self.snapshot_lsn = covered
+            for pipe, at in pipes:
+                pipe.saved_at = at
             if self.keep_files:
                 return
             for segment in dead:

@@ -152,7 +152,7 @@ class Pipes:
         if pipe.deriving:  # its source is gone: what could not be made again by now never will
             self._derived(topic, pipe)
             self._commit.skip_to(topic, topic.ceiling, trimmed=True)
-        if topic.has_copies or pipe.marks or pipe.pending:
+        if topic.has_copies or pipe.pending or pipe.saved_at != pipe.at:
             self.settle(topic, then)
         else:
             then()
