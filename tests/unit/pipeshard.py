@@ -153,6 +153,8 @@ class Forwarder:
     def step(self, *, limit: int = 1_000) -> bool:
         shard = self.shard
         try:
+            if self.at is not None and shard.topic(self.source).head_seq == self.at:
+                return False  # only whoever has just opened the pipe says so
             if self.at is None:
                 routers = tuple(each.router for each in self.rules)
                 since = min(each.since for each in self.rules)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +104,21 @@ def test_a_close_is_answered_when_every_copy_is_in_a_snapshot(shard: PipeShard, 
     if keep:
         assert shard.open_pipe("s", "d").at == 30
         shard.forward("s", "d", [], to_seq=30)
+    assert shard.everything("d") == before
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_flush_alone_is_not_enough_for_a_close(shard: PipeShard, keep: bool) -> None:
+    """The segments are written, but no snapshot names them yet."""
+    shard.open_pipe("s", "d")
+    shard.forward("s", "d", numbers(1, 5))
+    before = shard.everything("d")
+    shard.flush("d")
+    shard.close_pipe("s", "d", keep=keep)
+    shard.restart()
+    if keep:
+        assert shard.open_pipe("s", "d").at == 5
+        shard.forward("s", "d", [], to_seq=5)
     assert shard.everything("d") == before
 
 
@@ -682,6 +698,7 @@ STEP = st.one_of(
     st.tuples(st.just("delete dest"), st.integers(0, 9)),
     st.tuples(st.just("trim dest"), st.integers(0, 20)),
     st.tuples(st.sampled_from(["flush", "checkpoint", "restart", "stop", "flush source", "round"]), st.just(0)),
+    st.tuples(st.sampled_from(["change", "unroute", "unroute"]), st.just(0)),
 )
 
 
@@ -700,6 +717,7 @@ class Life:
         self.rules = [rule(shard, "s", "d", f"r{at}", filter=filters[at], preserve_tag=not at) for at in range(routers)]
         self.forwarder = Forwarder(shard, "s", "d", self.rules)
         self.forwarder.step()
+        self.routed = True
         self.number = 0
         self.written: list[int] = []
         self.direct: list[int] = []
@@ -721,10 +739,31 @@ class Life:
     def append(self, size: int) -> None:
         records = self._records(size)
         self.shard.append("s", records)
-        self.written += [int(record.data) for record in records]
+        if self.routed:
+            self.written += [int(record.data) for record in records]
 
     def forward(self, size: int) -> None:
-        self.forwarder.step(limit=size)
+        if self.routed:
+            self.forwarder.step(limit=size)
+
+    def change(self, _: int) -> None:
+        """Its rules change: what was copied under the old ones is safe before."""
+        if self.routed and not self.shard.topic("d").deriving:
+            self.shard.close_pipe("s", "d", keep=True)
+            self.forwarder = Forwarder(self.shard, "s", "d", self.rules)
+
+    def unroute(self, _: int) -> None:
+        """The routers go when all is copied, or come back and begin anew."""
+        if self.routed:
+            self.forwarder.pump()
+            self.shard.close_pipe("s", "d", keep=True)
+            self.shard.close_pipe("s", "d")
+        else:
+            since = self.shard.report("s").head_seq
+            self.rules = [msgspec.structs.replace(each, since=since) for each in self.rules]
+            self.forwarder = Forwarder(self.shard, "s", "d", self.rules)
+            self.forwarder.step()
+        self.routed = not self.routed
 
     def direct_append(self, size: int) -> None:
         if not self.shard.topic("d").deriving:
@@ -734,7 +773,7 @@ class Life:
 
     def round(self, size: int) -> None:
         """A copy and a direct record in the same round."""
-        if self.shard.topic("d").deriving or self.forwarder.at is None:
+        if self.shard.topic("d").deriving or self.forwarder.at is None or not self.routed:
             return
         records = self._records(1)
         self.forwarder.together = lambda: self.shard.send_append("d", records)
@@ -805,7 +844,8 @@ class Life:
             assert not [g for g in (self.shard.diff("d", at).tombstone for at in (0,)) if g is not None]
 
     def check_end(self) -> None:
-        self.forwarder.pump()
+        if self.routed:
+            self.forwarder.pump()
         self.look()
         numbers_at_dest = [int(data) for data in self.shard.data("d")]
         copies = [number for number in numbers_at_dest if number not in self.direct]
