@@ -17,6 +17,8 @@ from topics.router.asks import Asks
 
 _GAP_S = 0.0005  # between two reads that keep up with the source: four of these, and one for each destination
 
+_SHARED_S = 0.02  # what was read may have been deleted since: only whoever comes at the same time gets it too
+
 
 class Source:
     def __init__(self, asks: Asks, *, topic: str, topic_id: int, shard: int) -> None:
@@ -73,7 +75,8 @@ class Source:
         while (under_way := self._reading.get(from_seq)) is not None:
             await under_way.wait()
         last = self._last
-        if last is not None and last[0] == from_seq and last[1].to_seq > from_seq:
+        fresh = trio.current_time() - self._read_at < _SHARED_S
+        if last is not None and fresh and last[0] == from_seq and last[1].to_seq > from_seq:
             return last[1], last[2]
         done = self._reading[from_seq] = trio.Event()
         try:
