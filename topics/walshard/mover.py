@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment
-from topics.walshard.syncer import read_signal
+from topics.walshard.syncer import read_signal, wait_readable
 from topics.walshard.topic import Topic
 from topics.walshard.wal import WalFile
 
@@ -446,7 +445,7 @@ class Mover:
     def wait(self) -> None:
         """Block until no job runs; for stopping, recovery and tests."""
         while self.busy:
-            select.select([self.event_fd], [], [])
+            wait_readable(self.event_fd)
             self.take()
 
     def close(self) -> None:

@@ -18,6 +18,13 @@ from typing import NamedTuple
 from topics.walshard.disk import Disk
 
 
+def wait_readable(fd: int) -> None:
+    """Block. Not with select(), which knows only the first 1,024 descriptors of a process."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+
+
 def read_signal(event_fd: int) -> None:
     """Swallow the signal that belongs to a result. It may still be on its way; unread it would wake us for ever."""
     while True:
@@ -60,7 +67,7 @@ class Syncer:
     def wait(self) -> Synced:
         """Block until the running sync has ended; for stopping and tests."""
         while (done := self.take()) is None:
-            select.select([self.event_fd], [], [])
+            wait_readable(self.event_fd)
         return done
 
     def close(self) -> None:
