@@ -476,6 +476,26 @@ def test_what_the_source_deleted_before_it_was_copied_is_not_copied(api: Client,
     assert [record["$seq"] for record in read(api, b)] == [1, 2, 3, 4, 5]
 
 
+def test_what_others_have_read_before_is_read_again(api1: Client, a: str, b: str, c: str) -> None:
+    """One destination has the record, the other is full; then it is deleted: the other does not get it any more."""
+    api = api1
+    api.put(b, cap_records=1, discard="reject")
+    route(api, a, b)
+    route(api, a, c)
+    api.append(a, 1)
+    wait_data(api, b, [1])
+    api.append(a, 2)
+    wait_data(api, c, [1, 2])
+    api.delete(a, before_seq=3)
+    time.sleep(0.2)  # what was read before the delete has been refused by then
+    api.put(b)
+    time.sleep(0.8)  # it tries again within this time
+    assert data_of(api, b) == [1]
+    api.append(a, 3)
+    wait_data(api, b, [1, 3])
+    wait_data(api, c, [1, 2, 3])
+
+
 def test_a_destination_that_evicts(api: Client, a: str, b: str) -> None:
     api.put(b, cap_records=5, discard="old")
     route(api, a, b)

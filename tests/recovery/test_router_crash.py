@@ -4,6 +4,7 @@ holds, and a seq that was seen keeps its meaning."""
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import threading
@@ -89,6 +90,36 @@ def test_the_whole_tree_dies(serve: Start, seed: int, env: dict[str, str], round
         world.wait_data(dest, expected)
     for reader in readers:
         reader.wait_got(expected)
+
+
+def test_a_mirror_in_which_processes_die(serve: Start, seed: int) -> None:
+    """Both sides are written to: every record is on both exactly once, and each side's order holds on the other."""
+    rng = random.Random(seed)
+    world = World(serve)
+    sides = [name_on(0, "left"), name_on(1, "right")]
+    for source, dest in (sides, reversed(sides)):
+        world.route(source, dest, allow_cycle=True, guarantee=rng.choice(GUARANTEES))
+    readers = [Reader(world, side, seed=rng.randrange(1 << 30)) for side in sides]
+    writers = [Writer(world, side, side, seed=rng.randrange(1 << 30), most=4) for side in sides]
+    for victim in ("shard-1", "tree", "router") * (4 if EXHAUSTIVE else 1):
+        for writer in writers:
+            writer.wait_sent(rng.randint(50, 200))
+        if victim == "tree":
+            world.restart("kill")
+        else:
+            world.kill_process(victim)
+    for writer in writers:
+        writer.wait_sent(50)
+        writer.finish()
+    expected = sorted([writer.label, number] for writer in writers for number in range(writer.sent))
+    for side in sides:
+        eventually(lambda side=side: world.state(side)["count"] >= len(expected), what=f"everything in {side}")  # type: ignore[misc]
+        found = [each for each in world.data(side) if isinstance(each, list)]
+        assert sorted(found) == expected, f"{side}: {len(found)} of {len(expected)}"
+        for writer in writers:
+            assert [number for label, number in found if label == writer.label] == list(range(writer.sent))
+    for reader in readers:
+        reader.finish()  # a seq meant the same all the time
 
 
 # --- at every boundary -------------------------------------------------------------------------------
@@ -687,38 +718,53 @@ def test_after_a_kill(told: dict[str, BaseException | None], name: str) -> None:
 # --- between two steps of one command ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["source", "dest"] if EXHAUSTIVE else ["source"])
-def test_a_topic_goes_and_its_routers_do_not_hear_of_it(serve: Start, which: str) -> None:
-    """The router process stands still while the topic is dropped, and never gets to do its part."""
+def test_topics_go_and_their_routers_do_not_hear_of_it(serve: Start) -> None:
+    """The router process stands still while topics are dropped, and never gets to do its part."""
     world = World(serve)
-    world.route("source", "dest")
-    world.route("dest", "behind")
-    world.route("source", "other")
-    assert world.client.append("source", 1, 2, 3).ok
-    for topic in ("dest", "behind", "other"):
-        world.wait_data(topic, [1, 2, 3])
+    for x in "pq":
+        world.route(f"{x}-source", f"{x}-dest")
+        world.route(f"{x}-dest", f"{x}-behind")
+        world.route(f"{x}-source", f"{x}-other")
+        assert world.client.append(f"{x}-source", 1, 2, 3).ok
+    for x in "pq":
+        for topic in ("dest", "behind", "other"):
+            world.wait_data(f"{x}-{topic}", [1, 2, 3])
     world.server.signal_child("router", signal.SIGSTOP)
-    hasty = world.server.client(timeout_s=0.5)
-    with pytest.raises(NoAnswer):
-        hasty.call("DELETE", f"/v0/topics/{which}")
+    for topic in ("p-source", "q-dest"):
+        with pytest.raises(NoAnswer):
+            world.server.client(timeout_s=0.5).call("DELETE", f"/v0/topics/{topic}")
     world.restart("kill")
-    gone = {"source": {"source->dest", "source->other"}, "dest": {"source->dest", "dest->behind"}}[which]
-    left = {"source->dest", "dest->behind", "source->other"} - gone
-    eventually(lambda: set(world.routers()) == left, what="the rules without those of the topic")
+    left = {"p-dest->p-behind", "q-source->q-other"}
+    eventually(lambda: set(world.routers()) == left, what="the rules without those of the topics")
     assert world.server.restarts("router") == 0
-    assert world.insist(lambda client: client.get(which)).status == 404
-    assert world.client.append(which, "new").ok
-    assert world.client.append("source", "more").ok
-    if which == "dest":
-        world.wait_data("other", [1, 2, 3, "more"])
-        assert world.data("dest") == ["new"]
-        world.route("source", "dest")
-    else:
-        assert world.client.append("dest", "direct").ok
-        eventually(lambda: world.data("behind")[-1:] == ["direct"], what="the router that is left")
-        world.route("source", "dest")
-    assert world.client.append("source", "last").ok
-    eventually(lambda: world.data("dest")[-1:] == ["last"], what="a new router between the same names")
+    for topic in ("p-source", "q-dest"):
+        assert world.insist(lambda client, topic=topic: client.get(topic)).status == 404  # type: ignore[misc]
+        assert world.client.append(topic, "new").ok  # another topic of the same name
+    assert world.client.append("p-dest", "direct").ok
+    wait_for(world, "p-behind", "direct")
+    assert world.client.append("q-source", "more").ok
+    wait_for(world, "q-other", "more")
+    assert world.data("q-dest") == ["new"]
+    for x in "pq":
+        world.route(f"{x}-source", f"{x}-dest")
+        assert world.client.append(f"{x}-source", "last").ok
+        wait_for(world, f"{x}-dest", "last")
+    assert "new" not in world.data("p-dest")
+
+
+def test_a_topic_is_deleted_while_the_router_process_is_away(serve: Start) -> None:
+    """The answer says that the routers are still to go; asked again later it says that they are gone."""
+    world = World(serve)
+    world.route("s", "d")
+    os.kill(world.server.pid_of("router"), signal.SIGKILL)
+    answer = world.client.call("DELETE", "/v0/topics/s")
+    assert answer.status in (200, 503), answer
+    assert world.client.get("s").status == 404
+    assert world.insist(lambda client: client.call("DELETE", "/v0/topics/s")).ok
+    eventually(lambda: world.routers() == {}, what="no router")
+    world.route("s", "d")
+    assert world.client.append("s", 1).ok
+    world.wait_data("d", [1])
 
 
 class Administrator(threading.Thread):
