@@ -17,6 +17,7 @@ from topics.router.asks import Asks
 
 _GAP_S = 0.0005  # between two reads that keep up with the source: four of these, and one for each destination
 
+_UNKNOWN = -1
 _SHARED_S = 0.02  # what was read may have been deleted since: only whoever comes at the same time gets it too
 
 
@@ -42,9 +43,15 @@ class Source:
                 return
             head = messages.FollowHead(self.topic, self.topic_id)
             correlation, entry = self._asks.send(self.shard, Op.FOLLOW_HEAD, head)
-            answer = await self._asks.answer(self.shard, correlation, entry)
-            self.correlation = correlation
-            self.moved(answer.head_seq)
+            # Known before the answer is looked at: the first news may come right behind it.
+            self.correlation, self.head_seq = correlation, _UNKNOWN
+            try:
+                answer = await self._asks.answer(self.shard, correlation, entry)
+            except BaseException:
+                self.correlation = 0
+                self._asks.unfollow(self.shard, correlation)
+                raise
+            self.moved(max(self.head_seq, answer.head_seq))
 
     def moved(self, head_seq: int) -> None:
         self.head_seq = head_seq
