@@ -819,3 +819,31 @@ def test_rules_are_there_or_not(serve: Start, seed: int) -> None:
         if world.client.get(f"{name}-d").ok:
             copies = [each for each in world.data(f"{name}-d") if isinstance(each, list)]
             assert all(routed for _, routed in copies), "a router that was not there has copied"
+
+
+# --- damage ------------------------------------------------------------------------------------------
+
+
+def test_damaged_rules_are_refused_and_everything_else_serves(serve: Start) -> None:
+    world = World(serve)
+    world.route("s", "d")
+    assert world.client.append("s", 1).ok
+    world.wait_data("d", [1])
+    assert world.server.stop() == 0
+    path = world.server.data_dir / "routers"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    server = serve(wait=False)
+    server.wait_state("router", State.FAILED)
+    assert f"{path}: " in server.log()
+    assert server.ready().status == 503
+    client = server.client()
+    assert client.call("GET", "/v0/routers").status == 503
+    eventually(lambda: client.append("s", 2).ok, what="the source served")
+    assert client.diff("d").ok
+    assert path.read_bytes() != good, "nobody has touched it"
+    server.kill()
+    path.write_bytes(good)
+    world.server = serve()
+    world.client = world.server.client()
+    world.wait_data("d", [1, 2])
