@@ -56,6 +56,7 @@ class Forwarder:
         self._pause_s = _SHORTEST_S
         self._life = trio.CancelScope()
         self.scope = trio.CancelScope()
+        self.opened = trio.Event()  # `forwarded` is known
         self.ended = trio.Event()
 
     async def run(self) -> None:
@@ -104,6 +105,7 @@ class Forwarder:
         head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, routers, ring)
         opened = await self._ask_dest(Op.OPEN_PIPE, head)
         self.at, self.forwarded = opened.at, dict(opened.forwarded)
+        self.opened.set()
         await self._forward()  # even if there is nothing: the destination may wait to hear that
 
     async def _step(self) -> None:

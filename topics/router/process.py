@@ -36,6 +36,7 @@ from topics.storage.routers import Rule
 
 _RECONCILE_RETRY_S = 0.2
 _TOLD_LATER_S = 10.0
+_OPENING_S = 1.0
 _NICE = 10  # forwarding is off the acknowledgement's path: whoever is on it goes first where processors are few
 _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
@@ -316,6 +317,9 @@ class Router:
         rule = self._rules.get(request.router)
         if rule is None:
             raise ApiError("router_not_found", f'router "{request.router}" does not exist', {"router": request.router})
+        if (forwarder := self._forwarders.get((rule.source, rule.dest))) is not None:
+            with trio.move_on_after(_OPENING_S):  # the destination knows how much was forwarded
+                await forwarder.opened.wait()
         return self._row(rule)
 
     async def _drop(self, request: messages.DropRouter) -> messages.RoutersDropped:
