@@ -687,6 +687,103 @@ def test_a_pipe_whose_rule_is_gone_is_closed_while_it_waits(shard: PipeShard) ->
     assert shard.append("d", numbers(9, 1)).first_seq > 3
 
 
+def check_meanings(shard: PipeShard, before: dict[int, bytes]) -> None:
+    for seq, data in shard.seqs("d").items():
+        assert before.get(seq, data) == data, f"seq {seq} was {before[seq]!r} and is {data!r}"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_copies_around_a_direct_record_get_new_seqs(shard: PipeShard, deleted: bool) -> None:
+    """They can't be made again into the same ones: nobody knows which were theirs."""
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    shard.append("d", numbers(100, 1, tag="x"))
+    shard.append("s", numbers(4, 3))
+    forwarder.pump()
+    if deleted:
+        shard.delete("d", tag="x")
+    before = shard.seqs("d")
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    check_meanings(shard, before)
+    assert sorted(shard.data("d")) == sorted(before.values())
+    assert [data for data in shard.data("d") if data != b"100"] == [b"%d" % number for number in range(1, 7)]
+
+
+def test_direct_records_in_segments_do_not_count(shard: PipeShard) -> None:
+    shard.append("d", numbers(100, 2))
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    shard.append("d", numbers(102, 1))
+    shard.flush("d")
+    shard.checkpoint()
+    shard.append("s", numbers(4, 2))
+    forwarder.pump()
+    before = shard.seqs("d")
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == before
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_seqs_of_copies_that_are_all_deleted_are_not_given_out_again(shard: PipeShard, saved: bool) -> None:
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 4))
+    forwarder.pump()
+    shard.delete("d", before_seq=5)
+    if saved:
+        shard.checkpoint()
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.report("d").head_seq >= 4
+    assert shard.data("d") == []
+    assert shard.diff("d", 4).tombstone is None
+    shard.append("s", numbers(5, 1))
+    Forwarder(shard, "s", "d").pump()
+    assert list(shard.seqs("d").values()) == [b"5"]
+    assert min(shard.seqs("d")) > 4
+
+
+@pytest.mark.parametrize("how", ["evicted", "deleted"])
+def test_what_the_source_has_no_more_when_copies_are_made_again(shard: PipeShard, how: str) -> None:
+    """What caps took is told; what was deleted on purpose is not a loss. The head never goes back."""
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 6))
+    forwarder.pump()
+    before = shard.seqs("d")
+    if how == "evicted":
+        shard.put("s", TopicConfig(cap_records=2))
+    else:
+        shard.delete("s", before_seq=5)
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    check_meanings(shard, before)
+    assert shard.report("d").head_seq >= 6
+    assert list(shard.seqs("d").values()) == [b"5", b"6"]
+    gap = shard.diff("d", 0).tombstone
+    if how == "evicted":
+        assert gap is not None
+        assert (gap.gap_from, gap.reason) == (1, "source_trim")
+    else:
+        assert gap is None
+
+
+def test_a_mirror_does_not_wait_for_itself(shard: PipeShard) -> None:
+    """Each is the other's source: neither is kept from readers until the other is there."""
+    forwarders = [Forwarder(shard, "s", "d", ring_hops=1), Forwarder(shard, "d", "s", ring_hops=1)]
+    shard.append("s", numbers(1, 2))
+    for each in forwarders:
+        each.pump()
+    shard.restart()
+    for topic in ("s", "d"):
+        assert not shard.topic(topic).deriving
+    for each in [Forwarder(shard, "s", "d", ring_hops=1), Forwarder(shard, "d", "s", ring_hops=1)]:
+        each.pump()
+    assert shard.data("s") == shard.data("d") == [b"1", b"2"]
+
+
 # --- the whole life of a pair, at random -------------------------------------------------------------
 
 STEP = st.one_of(
