@@ -209,14 +209,25 @@ class Router:
                 self._begin(source, dest)  # nothing has changed
                 raise
 
-    async def _close_at_last(self, pipe: messages.PipeRow) -> None:
-        """Its rules are gone: close it, however long that takes."""
+    async def _close_for_good(self, pipe: messages.PipeRow) -> None:
+        """Its rules are gone. The lock is held: nobody makes new ones for it meanwhile."""
+        try:
+            await self._close(pipe, keep=False)
+        except (Unavailable, ApiError):
+            self._nursery.start_soon(self._close_later, pipe)
+
+    async def _close_later(self, pipe: messages.PipeRow) -> None:
+        """When its shard is back, unless it is in use again by then."""
         while True:
-            try:
-                await self._close(pipe, keep=False)
-                return
-            except (Unavailable, ApiError):
-                await trio.sleep(_RECONCILE_RETRY_S)
+            await trio.sleep(_RECONCILE_RETRY_S)
+            async with self._changes:
+                if any((rule.dest_id, rule.source_id) == (pipe.topic_id, pipe.source_id) for rule in self._rules):
+                    return
+                try:
+                    await self._close(pipe, keep=False)
+                    return
+                except (Unavailable, ApiError):
+                    continue
 
     async def _close(self, pipe: messages.PipeRow, *, keep: bool) -> None:
         head = messages.ClosePipe(pipe.topic, pipe.topic_id, pipe.source_id, keep)
@@ -251,11 +262,12 @@ class Router:
             try:
                 listed, _ = await self._asks.ask(shard, Op.LIST_PIPES, messages.ListPipes())
                 for row in listed.rows:
-                    if not any(
-                        rule.dest_id == row.topic_id and rule.source_id == row.source_id for rule in self._rules
-                    ):
-                        self._context.log.info("closing a pipe without a router", topic=row.topic)
-                        await self._close(row, keep=False)
+                    async with self._changes:
+                        if not any(
+                            (rule.dest_id, rule.source_id) == (row.topic_id, row.source_id) for rule in self._rules
+                        ):
+                            self._context.log.info("closing a pipe without a router", topic=row.topic)
+                            await self._close(row, keep=False)
                 return
             except (Unavailable, ApiError):
                 await trio.sleep(_RECONCILE_RETRY_S)
@@ -369,8 +381,7 @@ class Router:
             if self._rules.between(source, dest):
                 self._begin(source, dest)
             else:
-                pipe = messages.PipeRow(dest, rule.dest_id, rule.source_id, 0)
-                self._nursery.start_soon(self._close_at_last, pipe)
+                await self._close_for_good(messages.PipeRow(dest, rule.dest_id, rule.source_id, 0))
         await self._update_rings()
         return sorted(rule.router for rule in rules)
 
