@@ -48,7 +48,7 @@ recovery: setup
 
 test: lint
 	$(want_chromium)
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests || { echo "once more, those that failed alone:"; $(BIN)/pytest tests --last-failed --last-failed-no-failures none; }
 
 bench: setup
 	$(BIN)/topics bench
