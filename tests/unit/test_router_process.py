@@ -1,0 +1,314 @@
+"""The router process, message by message: its commands, its forwarders, and what it does when others die."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model import examples
+from pipeshard import numbers
+from routerplay import Play, run
+
+from topics.actors.messages import Op
+from topics.errors import ApiError
+from topics.storage.config import TopicConfig
+
+Script = Callable[[Play], Awaitable[None]]
+
+
+def on_stage(tmp_path: Path, script: Script, **settings: Any) -> None:
+    run(tmp_path, script, **settings)
+
+
+def ints(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+# --- a life without incidents ------------------------------------------------------------------------
+
+
+def test_a_router_is_made_and_copies(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        row = await play.put("r", "s", "d")
+        assert (row.created, row.router, row.source, row.dest) == (True, "r", "s", "d")
+        play.shard.append("s", numbers(1, 3))
+        await play.drain()
+        assert play.shard.data("d") == ints(1, 3)
+        assert await play.total("r") == 3
+        assert (play.routers, play.counted) == (["r"], 1)
+
+    on_stage(tmp_path, script)
+
+
+def test_who_is_up_to_date_asks_for_nothing(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        play.shard.append("s", numbers(1, 3))
+        await play.settle()
+        asked = len(play.asked)
+        for _ in range(100):
+            play.clock.jump(1)
+            await play.turn()
+        assert play.asked[asked:] == []
+
+    on_stage(tmp_path, script)
+
+
+def test_one_append_is_one_read_and_one_forward(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.put("q", "s", "e")
+        await play.settle()
+        asked = len(play.asked)
+        play.shard.append("s", numbers(1, 3))
+        await play.drain()
+        play.clock.jump(1)
+        await play.settle()
+        assert sorted(play.asked[asked:]) == sorted([Op.READ_RAW, Op.FORWARD, Op.FORWARD]), "the read is shared"
+
+    on_stage(tmp_path, script)
+
+
+# --- pushes that come at a bad moment ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cap", [0, 10])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_push_that_comes_with_the_answer_of_the_follow(tmp_path: Path, cap: int, together: bool) -> None:
+    """Whether the batch is taken or only a part of it: nobody sleeps on what is there, and nobody turns in circles."""
+
+    async def script(play: Play) -> None:
+        shard = play.shard
+        shard.put("d", TopicConfig(cap_records=cap, discard="reject" if cap else "old"))
+        await play.put("r", "s", "d")
+        while Op.FOLLOW_HEAD not in play.asked:
+            await play.rest()
+            assert play.serve(1)
+            if Op.FOLLOW_HEAD not in play.asked:
+                await play.deliver()
+        shard.append("s", numbers(1, 25))
+        play.serve(0)  # the push, behind the answer
+        assert len(play.link.answered) == 2
+        await play.deliver(None if together else 1)
+        if cap:
+            await play.pass_time(3)
+            assert shard.data("d") == ints(1, 10)
+            shard.delete("d", before_seq=11)
+            await play.pass_time(3)
+            assert shard.data("d") == ints(11, 10)
+            shard.put("d", TopicConfig())
+        await play.settle()
+        assert shard.data("d")[-1:] == [b"25"]
+        asked = len(play.asked)
+        for _ in range(50):
+            play.clock.jump(0.1)
+            await play.turn()
+        assert play.asked[asked:] == [], "it is idle"
+
+    on_stage(tmp_path, script)
+
+
+# --- totals ------------------------------------------------------------------------------------------
+
+
+def test_a_total_never_goes_back(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        play.shard.append("s", numbers(1, 5))
+        await play.settle()
+        await play.put("r", "s", "d", guarantee="exactly_once")
+        assert await play.total("r") == 5, "changed"
+        await play.put("q", "s", "d")
+        assert (await play.total("r"), await play.total("q")) == (5, 0), "another of the same pair"
+        await play.settle()
+        assert await play.total("r") == 5
+
+    on_stage(tmp_path, script)
+
+
+# --- deaths ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["shard", "router"])
+@pytest.mark.parametrize("after", range(8))
+def test_a_death_after_each_message(tmp_path: Path, who: str, after: int) -> None:
+    """Of a forward: the other side goes on, nothing is missing and nothing is there twice."""
+
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.settle()
+        play.shard.append("s", numbers(1, 3))
+        for step in range(after):
+            if step % 2:
+                await play.deliver()
+            else:
+                await play.rest()
+                play.serve(1)
+        before = {} if play.shard.topic("d").deriving else play.shard.seqs("d")
+        await (play.crash_shard() if who == "shard" else play.crash_router())
+        await play.settle()
+        assert play.shard.data("d") == ints(1, 3)
+        assert play.shard.seqs("d").items() >= before.items()
+        play.shard.append("s", numbers(4, 2))
+        await play.settle()
+        assert play.shard.seqs("d") == {number: b"%d" % number for number in range(1, 6)}
+        assert await play.total("r") == 5
+
+    on_stage(tmp_path, script)
+
+
+@pytest.mark.parametrize("after", range(12))
+@pytest.mark.parametrize("who", ["shard", "router"])
+def test_a_death_in_the_middle_of_a_command(tmp_path: Path, who: str, after: int) -> None:
+    """The rule is there or not; if it is, it works; and the command can be repeated."""
+
+    async def script(play: Play) -> None:
+        await play.put("old", "s", "d")
+        play.shard.append("s", numbers(1, 3))
+        await play.settle()
+        outcome: list[Any] = []
+
+        async def change() -> None:
+            try:
+                outcome.append(await play.router._put(_request("new", "s", "d")))
+            except (ApiError, Exception) as error:
+                outcome.append(error)
+
+        play._nursery.start_soon(change)
+        for step in range(after):
+            if step % 2:
+                await play.deliver()
+            else:
+                await play.rest()
+                play.serve(1)
+        await (play.crash_shard() if who == "shard" else play.crash_router())
+        await play.settle()
+        assert play.shard.data("d") == ints(1, 3)
+        there = "new" in play.routers
+        if outcome and not isinstance(outcome[0], Exception):
+            assert there
+        play.shard.append("s", numbers(4, 1))
+        await play.settle()
+        assert play.shard.data("d") == ints(1, 3) + [b"4"] * (2 if there else 1)
+        again = await play.put("new", "s", "d")
+        assert again.created is not there
+        play.shard.append("s", numbers(5, 1))
+        await play.settle()
+        assert play.shard.data("d")[-2:] == [b"5", b"5"]
+
+    on_stage(tmp_path, script)
+
+
+def _request(router: str, source: str, dest: str) -> Any:
+    from topics.actors import messages
+
+    return messages.PutRouter(router, source, dest, True, True, True, None, False, "at_least_once")
+
+
+def test_topics_that_go(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        for source, dest in (("a", "b"), ("b", "c"), ("b", "d"), ("x", "y")):
+            await play.put(f"{source}->{dest}", source, dest)
+        play.shard.append("a", numbers(1, 3))
+        await play.settle()
+        assert await play.drop_topic("b") == ["a->b", "b->c", "b->d"]
+        assert (play.routers, play.counted) == (["x->y"], 1)
+        await play.settle()
+        assert play.shard.data("c") == ints(1, 3)
+        play.shard.append("b", numbers(7, 1))
+        play.shard.append("a", numbers(7, 1))
+        await play.settle()
+        assert play.shard.data("c") == ints(1, 3)
+
+    on_stage(tmp_path, script)
+
+
+@pytest.mark.parametrize("topic", ["s", "d"])
+def test_a_topic_that_went_while_nobody_was_there_to_hear_it(tmp_path: Path, topic: str) -> None:
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        play.shard.append("s", numbers(1, 3))
+        await play.settle()
+        play.shard.drop(topic)
+        play.shard.put(topic, TopicConfig())
+        await play.crash_router()
+        await play.settle()
+        assert play.routers == []
+        play.shard.append("s", numbers(4, 1))
+        await play.settle()
+        assert play.shard.data("d") == (ints(1, 3) if topic == "s" else [])
+        assert play.shard.topic("d").pipe is None
+
+    on_stage(tmp_path, script)
+
+
+# --- any order of everything -------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from("ab"), st.integers(1, 4)),
+        st.tuples(st.sampled_from(["serve", "deliver", "serve", "deliver"]), st.just(""), st.integers(1, 3)),
+        st.tuples(st.just("time"), st.just(""), st.sampled_from([1, 20, 1_000])),
+        st.tuples(st.just("crash"), st.sampled_from(["shard", "router"]), st.just(0)),
+        st.tuples(st.sampled_from(["flush", "checkpoint"]), st.sampled_from("bcd"), st.just(0)),
+        st.tuples(st.just("change"), st.sampled_from(["a->b", "a->c", "b->d"]), st.integers(0, 1)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.timeout(1_200)
+@examples(60)
+@given(events=EVENTS)
+def test_any_order(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, str, int]]) -> None:
+    """a -> b -> d and a -> c; only a is written to behind them. In the end all have what a has, in its order, and no
+    seq has ever meant two things."""
+    seen: dict[tuple[str, int], bytes] = {}
+
+    async def script(play: Play) -> None:
+        for arrow in ("a->b", "a->c", "b->d"):
+            await play.put(arrow, arrow[0], arrow[-1])
+        written = 0
+
+        def look() -> None:
+            for topic in "bcd":
+                if not play.shard.topic(topic).deriving:
+                    for seq, data in play.shard.seqs(topic).items():
+                        assert seen.setdefault((topic, seq), data) == data
+
+        for action, name, size in events:
+            await play.rest()
+            if action == "append":
+                play.shard.append("a", numbers(written, size))
+                written += size
+            elif action == "serve":
+                play.serve(size)
+            elif action == "deliver":
+                await play.deliver(size)
+            elif action == "time":
+                play.clock.jump(size / 1_000)
+            elif action == "flush":
+                play.shard.flush(name)
+            elif action == "checkpoint":
+                play.shard.checkpoint()
+            elif action == "crash":
+                await (play.crash_shard() if name == "shard" else play.crash_router())
+            else:
+                guarantee = ("at_least_once", "exactly_once")[size]
+                outcome = await play.put(name, name[0], name[-1], guarantee=guarantee)
+                assert not isinstance(outcome, ApiError) or outcome.code == "shard_unavailable", outcome
+            look()
+        await play.settle()
+        look()
+        for topic in "bcd":
+            assert play.shard.data(topic) == ints(0, written), topic
+            assert list(play.shard.seqs(topic)) == list(range(1, written + 1))
+        assert play.routers == ["a->b", "a->c", "b->d"]
+        for router in play.routers:
+            assert await play.total(router) == written
+
+    run(tmp_path_factory.mktemp("play"), script)
