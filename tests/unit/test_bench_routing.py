@@ -340,7 +340,7 @@ def test_the_rate_counts_until_the_last_record() -> None:
 
 
 def test_turns_for_a_ratio_are_as_many_but_short() -> None:
-    assert Pace().dense() == Pace(rounds=3, seconds=1.5 * 0.15, warm_s=0.3 / 6)
+    assert Pace().dense() == Pace(rounds=3, seconds=1.5 * 0.12, warm_s=0.3 / 6)
     assert Pace(rounds=1, seconds=0.05, warm_s=0.0).dense() == Pace(rounds=1, seconds=0.1, warm_s=0.0)
 
 

@@ -208,6 +208,7 @@ def test_a_refused_publish_stops_the_run(measurement: Measurement, monkeypatch: 
 
 def test_slices_are_fewer_and_shorter_but_never_none() -> None:
     assert Pace().short() == Pace(rounds=2, seconds=1.5 * 0.3, warm_s=0.3 / 4)
+    assert Pace().short(0.2) == Pace(rounds=2, seconds=1.5 * 0.2, warm_s=0.3 / 4)
     assert Pace(rounds=1, seconds=0.05, warm_s=0.0).short() == Pace(rounds=1, seconds=0.1, warm_s=0.0)
 
 

@@ -62,14 +62,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 1.5  # of each slice
     warm_s: float = 0.3
 
-    def short(self) -> Pace:
+    def short(self, share: float = 0.3) -> Pace:
         """For the lines about delivery: there are many of them, and most count thousands of frames at once."""
-        seconds = max(self.seconds * 0.3, SHORTEST_S)
+        seconds = max(self.seconds * share, SHORTEST_S)
         return Pace(rounds=-(-self.rounds * 2 // 3), seconds=seconds, warm_s=self.warm_s / 4)
 
     def dense(self) -> Pace:
         """For a ratio of our own figures: many short turns rather than few long ones."""
-        return Pace(rounds=self.rounds, seconds=max(self.seconds * 0.15, SHORTEST_S), warm_s=self.warm_s / 6)
+        return Pace(rounds=self.rounds, seconds=max(self.seconds * 0.12, SHORTEST_S), warm_s=self.warm_s / 6)
 
 
 class Measurement:
@@ -287,7 +287,7 @@ class Measurement:
                 source=source, dest=dest, connections=scenario.connections, batch=size, record_bytes=RECORD_BYTES
             )
             jobs.append((side, job))
-        taken = self._take_turns(jobs, forwards.run_apart, self._pace.short())
+        taken = self._take_turns(jobs, forwards.run_apart, self._pace.short(0.2))
         for (_, side, source, dest), size, outcomes in zip(ways, sizes, taken, strict=True):
             for stream in (source, dest):
                 _wait_held(side, stream, sum(outcome.acknowledged for outcome in outcomes) * size)
@@ -311,7 +311,7 @@ class Measurement:
                 stream=dest,
             )
             jobs.append((side, job))
-        taken = self._take_turns(jobs, watch.run_apart, self._pace.short())
+        taken = self._take_turns(jobs, watch.run_apart, self._pace.short(0.2))
         first, *others = [delivery_ms(outcomes, to_the_last=False) for outcomes in taken]
         first.beside = _besides(ways, others, scenario.unit)
         return [first]
