@@ -1,0 +1,387 @@
+"""Who holds which job of one queue: a table that knows only jobs that were delivered at least once.
+
+A job that nobody was ever given is not here; it is behind the cursor in the log, so memory follows leases, not jobs.
+Rules:
+
+- a job's states and what moves it are TRANSITIONS; what is not there does not happen, and the caller's seq is skipped.
+- an expired lease stays its holder's until somebody else claims the job: it may still ack, nack or extend.
+- time is given by the caller; expiry is noticed when somebody looks (`advance`), never by a timer per job.
+- free jobs go out before fresh ones, the lowest seq first.
+
+Nothing here is on disk: the events that a caller writes (storage/leases.py) rebuild it with `replay`. A job whose
+events were lost is in the log still and is found there again as if it were fresh.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from topics.storage.leases import JobState, LeaseEvent
+
+
+class State(enum.IntEnum):
+    LEASED = 1  # a node holds it until its deadline
+    EXPIRED = 2  # the deadline has passed and nobody has claimed it since
+    FREE = 3  # given back
+    DELAYED = 4  # given back, but not to be claimed before its deadline
+    ENDING = 5  # acked: the delete is on its way
+    MOVING = 6  # on its way to the dead letters
+
+
+class Event(enum.IntEnum):
+    CLAIM = 1
+    ACK = 2
+    NACK = 3
+    DELAY = 4  # a nack with a delay
+    EXTEND = 5
+    EXPIRE = 6
+    ELAPSE = 7  # the delay is over
+    MOVE = 8
+    UNDO = 9  # a delete or a move did not happen
+    DISCONNECT = 10  # the stream it was delivered on closed
+
+
+_S, _E = State, Event
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (_S.LEASED, _E.ACK): _S.ENDING,
+    (_S.LEASED, _E.NACK): _S.FREE,
+    (_S.LEASED, _E.DELAY): _S.DELAYED,
+    (_S.LEASED, _E.EXTEND): _S.LEASED,
+    (_S.LEASED, _E.EXPIRE): _S.EXPIRED,
+    (_S.LEASED, _E.DISCONNECT): _S.FREE,
+    (_S.EXPIRED, _E.CLAIM): _S.LEASED,
+    (_S.EXPIRED, _E.ACK): _S.ENDING,
+    (_S.EXPIRED, _E.NACK): _S.FREE,
+    (_S.EXPIRED, _E.DELAY): _S.DELAYED,
+    (_S.EXPIRED, _E.EXTEND): _S.LEASED,
+    (_S.EXPIRED, _E.MOVE): _S.MOVING,
+    (_S.FREE, _E.CLAIM): _S.LEASED,
+    (_S.FREE, _E.MOVE): _S.MOVING,
+    (_S.DELAYED, _E.ELAPSE): _S.FREE,
+    (_S.ENDING, _E.UNDO): _S.LEASED,
+    (_S.MOVING, _E.UNDO): _S.DELAYED,
+}
+_HELD = (State.LEASED, State.ENDING)
+_CLAIMABLE = (State.EXPIRED, State.FREE)
+_HIDDEN = (State.DELAYED, State.MOVING)
+_STALE_TIMERS = 1_024
+
+
+class Lease(msgspec.Struct, gc=False, eq=False):
+    seq: int
+    state: State
+    node: str
+    number: int
+    deadline_ms: int
+    deliveries: int
+    stream: int = 0  # the connection it was pushed to
+
+
+class Leases:
+    def __init__(self, *, first_number: int = 1) -> None:
+        self._jobs: dict[int, Lease] = {}
+        self._free: list[int] = []  # a heap; some have been claimed or removed since
+        self._timers: list[tuple[int, int]] = []  # a heap of (deadline, seq); some no longer hold
+        self._streams: dict[int, set[int]] = {}
+        self._next = first_number  # the next lease's number
+        self.cursor = 0  # jobs up to here are not fresh, but for those that `replay` did not know
+        self.in_flight = 0
+        self.hidden = 0  # delayed, or on their way to the dead letters
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._jobs
+
+    def get(self, seq: int) -> Lease | None:
+        return self._jobs.get(seq)
+
+    def seqs(self) -> list[int]:
+        return list(self._jobs)
+
+    # --- time ---
+
+    def advance(self, now_ms: int) -> None:
+        """Let leases expire and delays end that are due."""
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            deadline_ms, seq = timers[0]
+            lease = self._jobs.get(seq)
+            if lease is not None and lease.deadline_ms == deadline_ms:
+                if lease.state == State.LEASED:
+                    if deadline_ms == now_ms:  # a lease is good to the last millisecond
+                        return
+                    self._move(lease, State.EXPIRED)
+                elif lease.state == State.DELAYED:
+                    self._move(lease, State.FREE)
+            heapq.heappop(timers)
+
+    def next_due_ms(self) -> int | None:
+        """When `advance` will have something to do."""
+        timers = self._timers
+        while timers:
+            deadline_ms, seq = timers[0]
+            lease = self._jobs.get(seq)
+            if lease is not None and lease.deadline_ms == deadline_ms:
+                if lease.state == State.LEASED:
+                    return deadline_ms + 1
+                if lease.state == State.DELAYED:
+                    return deadline_ms
+            heapq.heappop(timers)
+        return None
+
+    # --- claiming ---
+
+    def pick(self, limit: int, *, max_deliveries: int = 0) -> tuple[list[int], list[int]]:
+        """Up to `limit` free jobs, the lowest first, and those met on the way that were delivered too often. What is
+        not claimed then has to be put back."""
+        picked: list[int] = []
+        worn: list[int] = []
+        free = self._free
+        while free and len(picked) < limit:
+            seq = heapq.heappop(free)
+            lease = self._jobs.get(seq)
+            if lease is None or lease.state not in _CLAIMABLE or (picked and picked[-1] == seq):
+                continue
+            if max_deliveries and lease.deliveries >= max_deliveries:
+                worn.append(seq)
+            else:
+                picked.append(seq)
+        return picked, worn
+
+    def put_back(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            if (lease := self._jobs.get(seq)) is not None and lease.state in _CLAIMABLE:
+                heapq.heappush(self._free, seq)
+
+    @property
+    def free(self) -> bool:
+        """Whether there is a free job."""
+        free = self._free
+        while free:
+            lease = self._jobs.get(free[0])
+            if lease is not None and lease.state in _CLAIMABLE:
+                return True
+            heapq.heappop(free)
+        return False
+
+    def claimable(self, seq: int) -> bool:
+        lease = self._jobs.get(seq)
+        return lease is None or (lease.state, Event.CLAIM) in TRANSITIONS
+
+    def claim(self, seqs: Iterable[int], *, node: str, deadline_ms: int, stream: int = 0) -> list[Lease]:
+        """Lease these jobs, which are claimable or fresh, to a node."""
+        claimed = []
+        timers = self._timers
+        for seq in seqs:
+            number = self._next
+            self._next = number + 1
+            lease = self._jobs.get(seq)
+            if lease is None:
+                lease = self._jobs[seq] = Lease(seq, State.FREE, node, number, deadline_ms, 1)
+                lease.stream = stream
+            else:
+                lease.node, lease.number, lease.deadline_ms = node, number, deadline_ms
+                lease.deliveries += 1
+                lease.stream = stream
+            self._move(lease, State.LEASED)
+            heapq.heappush(timers, (deadline_ms, seq))
+            claimed.append(lease)
+        return claimed
+
+    def held_beyond(self, cursor: int, most: int) -> list[int]:
+        """Jobs of the table that a reading of fresh ones from a cursor would meet, lowest first."""
+        beyond = [seq for seq in self._jobs if seq > cursor]
+        return sorted(beyond) if len(beyond) <= most else heapq.nsmallest(most, beyond)
+
+    # --- what holders say ---
+
+    def ack(self, node: str, seqs: Sequence[int], numbers: Sequence[int] | None = None) -> list[Lease]:
+        """Those that end now; `done` or `undo` says how it went."""
+        return self._apply(Event.ACK, node, seqs, numbers)
+
+    def nack(
+        self, node: str, seqs: Sequence[int], numbers: Sequence[int] | None = None, *, until_ms: int | None = None
+    ) -> list[Lease]:
+        """Give back; until_ms: claimable only then."""
+        return self._apply(Event.NACK if until_ms is None else Event.DELAY, node, seqs, numbers, deadline_ms=until_ms)
+
+    def extend(
+        self, node: str, seqs: Sequence[int], numbers: Sequence[int] | None = None, *, deadline_ms: int
+    ) -> list[Lease]:
+        return self._apply(Event.EXTEND, node, seqs, numbers, deadline_ms=deadline_ms)
+
+    def _apply(
+        self,
+        event: Event,
+        node: str,
+        seqs: Sequence[int],
+        numbers: Sequence[int] | None,
+        *,
+        deadline_ms: int | None = None,
+    ) -> list[Lease]:
+        changed = []
+        for at, seq in enumerate(seqs):
+            lease = self._jobs.get(seq)
+            if lease is None or lease.node != node or (numbers is not None and numbers[at] != lease.number):
+                continue
+            state = TRANSITIONS.get((lease.state, event))
+            if state is None:
+                continue
+            if deadline_ms is not None:
+                lease.deadline_ms = deadline_ms
+                heapq.heappush(self._timers, (deadline_ms, seq))
+            self._move(lease, state)
+            changed.append(lease)
+        self._forget_stale_timers()
+        return changed
+
+    def disconnect(self, stream: int) -> list[Lease]:
+        """A connection closed: what it holds is given back."""
+        released = []
+        for seq in sorted(self._streams.get(stream, ())):
+            lease = self._jobs[seq]
+            if (lease.state, Event.DISCONNECT) in TRANSITIONS:
+                self._move(lease, State.FREE)
+                released.append(lease)
+            else:
+                lease.stream = 0
+        self._streams.pop(stream, None)
+        return released
+
+    # --- ends ---
+
+    def move(self, seqs: Iterable[int]) -> list[Lease]:
+        """Begin to take these to the dead letters."""
+        moving = []
+        for seq in seqs:
+            lease = self._jobs.get(seq)
+            if lease is not None and (lease.state, Event.MOVE) in TRANSITIONS:
+                self._move(lease, State.MOVING)
+                moving.append(lease)
+        return moving
+
+    def undo(self, seqs: Iterable[int], *, until_ms: int = 0) -> None:
+        """A delete or a move did not happen; a move is tried again later."""
+        for seq in seqs:
+            lease = self._jobs.get(seq)
+            state = None if lease is None else TRANSITIONS.get((lease.state, Event.UNDO))
+            if lease is None or state is None:
+                continue
+            if state == State.DELAYED:
+                lease.deadline_ms = until_ms
+            heapq.heappush(self._timers, (lease.deadline_ms, seq))
+            self._move(lease, state)
+
+    def remove(self, seqs: Iterable[int]) -> None:
+        """These jobs are gone, whoever removed them."""
+        for seq in seqs:
+            lease = self._jobs.get(seq)
+            if lease is not None:
+                self._count(lease, lease.state, -1)
+                del self._jobs[seq]
+        self._forget_stale_timers()
+
+    # --- streams ---
+
+    def of_stream(self, stream: int) -> int:
+        """How many jobs a connection holds."""
+        return len(self._streams.get(stream, ()))
+
+    def streams(self) -> list[int]:
+        return list(self._streams)
+
+    # --- the log ---
+
+    def checkpoint(self) -> list[JobState]:
+        """The table; what ends or moves is as it was before."""
+        kept = {State.ENDING: State.LEASED, State.MOVING: State.FREE}
+        return [
+            JobState(
+                lease.seq,
+                kept.get(lease.state, lease.state),
+                lease.node,
+                lease.number,
+                lease.deadline_ms,
+                lease.deliveries,
+                lease.stream,
+            )
+            for lease in self._jobs.values()
+        ]
+
+    def replay(self, event: LeaseEvent) -> None:
+        """Apply an event of the log. What it says of jobs that are not as it expects is left alone."""
+        kind = event.event
+        if kind == "checkpoint":
+            self.remove(self.seqs())
+            for job in event.jobs:
+                self._restore(job)
+        elif kind == "claimed":
+            deliveries = event.deliveries or [1] * len(event.seqs)
+            for seq, number, times in zip(event.seqs, event.leases, deliveries, strict=True):
+                self.remove([seq])
+                self._restore(JobState(seq, State.LEASED, event.node, number, event.deadline, times, event.stream))
+        elif kind == "released":
+            for lease in self._matching(event):
+                if lease.state == State.LEASED:
+                    lease.deadline_ms = event.deadline
+                    heapq.heappush(self._timers, (event.deadline, lease.seq))
+                    self._move(lease, State.DELAYED if event.deadline else State.FREE)
+        elif kind == "extended":
+            for lease in self._matching(event):
+                lease.deadline_ms = event.deadline
+                heapq.heappush(self._timers, (event.deadline, lease.seq))
+        else:
+            self.remove(lease.seq for lease in self._matching(event))
+
+    def _matching(self, event: LeaseEvent) -> list[Lease]:
+        return [
+            lease
+            for seq, number in zip(event.seqs, event.leases, strict=True)
+            if (lease := self._jobs.get(seq)) is not None and lease.number == number
+        ]
+
+    def _restore(self, job: JobState) -> None:
+        lease = Lease(job.seq, State.FREE, job.node, job.lease, job.deadline, job.deliveries, job.stream)
+        self._jobs[job.seq] = lease
+        self._move(lease, State(job.state))
+        heapq.heappush(self._timers, (job.deadline, job.seq))
+
+    # --- the books ---
+
+    def _move(self, lease: Lease, state: State) -> None:
+        """A new state: counted, and on the heap of free jobs if it is one."""
+        before, lease.state = lease.state, state
+        self._count(lease, before, -1)
+        self._count(lease, state, 1)
+        if state in _CLAIMABLE:
+            heapq.heappush(self._free, lease.seq)
+
+    def _count(self, lease: Lease, state: State, change: int) -> None:
+        if state in _HELD:
+            self.in_flight += change
+            if lease.stream:
+                held = self._streams.setdefault(lease.stream, set())
+                if change > 0:
+                    held.add(lease.seq)
+                else:
+                    held.discard(lease.seq)
+                    if not held:
+                        del self._streams[lease.stream]
+        elif state in _HIDDEN:
+            self.hidden += change
+
+    def _forget_stale_timers(self) -> None:
+        """Extensions leave their old deadlines on the heap."""
+        if len(self._timers) > 2 * len(self._jobs) + _STALE_TIMERS:
+            self._timers = [
+                (lease.deadline_ms, lease.seq)
+                for lease in self._jobs.values()
+                if lease.state in (State.LEASED, State.DELAYED, State.ENDING, State.MOVING)
+            ]
+            heapq.heapify(self._timers)
