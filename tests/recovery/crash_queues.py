@@ -32,6 +32,8 @@ from crash_routers import PAUSE_S, World
 from crash_routers import _Actor as Actor
 from crash_server import Answer, Client, NoAnswer, Server, children_of, eventually, gone
 
+from topics.shm.counters import State
+
 HOUR_MS = 3_600_000
 SLACK_MS = 30
 # What is told without being synced is on its way to the log for a moment.
@@ -117,6 +119,7 @@ class Ledger:
         self.produced: dict[int, int] = {}  # number -> seq, once acknowledged
         self.deliveries: dict[int, list[Delivery]] = {}  # by seq
         self.done: dict[int, tuple[Delivery, float]] = {}  # seq -> whose ack counted, and when its answer came
+        self.ack_sent: set[int] = set()  # seqs of which at least one ack was sent
         self._lease_ids: set[str] = set()
         self.upsets: list[tuple[float, float]] = []  # when a process was away that takes part in writing leases down
         self.stream_cuts: list[float] = []  # when streams were cut, with their gateway
@@ -168,8 +171,9 @@ class Ledger:
             self.deliveries.setdefault(seq, []).append(delivery)
         return delivery
 
-    def acking(self, deliveries: Iterable[Delivery]) -> None:
+    def acking(self, deliveries: Sequence[Delivery]) -> None:
         self._give_up(deliveries)
+        self.ack_sent.update(delivery.seq for delivery in deliveries)
 
     def acked(self, deliveries: Sequence[Delivery], skipped: Sequence[int]) -> None:
         answered = now_ms()
@@ -587,6 +591,14 @@ class Stream:
         assert len(found) == count, found
         return found
 
+    def has_ended(self) -> bool:
+        """Whatever still comes is not looked at."""
+        try:
+            self.jobs()
+        except NoAnswer:
+            return True
+        return False
+
     def close(self) -> None:
         self._socket.close()
 
@@ -648,25 +660,25 @@ class Fleet:
 
         eventually(enough, what=f"{more} more acks in each queue")
 
-    def kill(self, victim: str, **how: Any) -> None:
-        """One process, `tree` or `supervisor`; until everything is there again. how: of the next life."""
+    def kill(self, victims: str, **how: Any) -> None:
+        """Processes joined by "+", `tree` or `supervisor`; until everything is there again. how: of the next life."""
         start = now_ms()
-        if victim.startswith("gateway") or victim in ("tree", "supervisor"):
-            for ledger in self.ledgers:
-                ledger.stream_cuts.append(start)
+        whole = victims in ("tree", "supervisor")
+        names = victims.split("+")
         upset = (start, float("inf"))
         for ledger in self.ledgers:
+            if whole or any(name.startswith("gateway") for name in names):
+                ledger.stream_cuts.append(start)
             ledger.upsets.append(upset)
-        if victim == "tree":
-            self.world.restart("kill", **how)
-        elif victim == "supervisor":
-            end_supervisor(self.world.server)
+        if whole:
+            if victims == "supervisor":
+                end_supervisor(self.world.server)
             self.world.restart("kill", **how)
         else:
-            self.world.kill_process(victim)
+            kill_processes(self.world, names)
         for ledger in self.ledgers:
             ledger.upsets.remove(upset)
-            if not victim.startswith(("gateway", "router")):
+            if whole or not all(name.startswith(("gateway", "router")) for name in names):
                 ledger.upsets.append((start, now_ms()))
 
     def finish(self) -> None:
@@ -721,6 +733,59 @@ class Drainer(_Holder):
         if good:
             self._ack(client, good)
         time.sleep(PAUSE_S)
+
+
+class Auditor(Actor):
+    """A job that nobody has tried to ack is in the queue or in its dead letter, whenever one looks: there first, and
+    here after that, because a move writes before it deletes."""
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        super().__init__(world)
+        self._ledger = ledger
+        self.audits = 0
+        self.start()
+
+    def step(self, client: Client) -> None:
+        ledger = self._ledger
+        known = dict(ledger.produced)
+        found = set(self._numbers(client, ledger.queue))
+        if ledger.dead_letter is not None:
+            found.update(self._numbers(client, ledger.dead_letter))
+        missing = [number for number, seq in known.items() if number not in found and seq not in ledger.ack_sent]
+        assert not missing, f"{ledger.queue}: neither there nor in {ledger.dead_letter}: {missing[:10]}"
+        self.audits += 1
+        time.sleep(PAUSE_S)
+
+    @staticmethod
+    def _numbers(client: Client, topic: str) -> list[int]:
+        numbers: list[int] = []
+        at = 0
+        while True:
+            answer = client.diff(topic, at, limit=1_000)
+            if answer.status == 404:
+                return numbers
+            if not answer.ok:
+                assert answer.status in (429, 503), answer
+                raise NoAnswer(f"{answer}")  # another time
+            page = answer.body
+            numbers += [record["data"]["n"] for record in page["records"]]
+            at = page["next_from_seq"]
+            if page["caught_up"]:
+                return numbers
+
+
+def kill_processes(world: World, names: Sequence[str]) -> None:
+    """kill -9 of all of these at once, until their successors serve."""
+    server = world.server
+    before = {name: server.restarts(name) for name in names}
+    for name in names:
+        server.signal_child(name)
+    for name in names:
+        eventually(
+            lambda name=name: server.restarts(name) > before[name] and server.state(name) is State.READY,  # type: ignore[misc]
+            what=f"{name} back",
+        )
+    server.wait_ready()
 
 
 def end_supervisor(server: Server) -> None:

@@ -1,0 +1,617 @@
+"""Processes die while jobs are claimed and done: no job is lost, none is delivered again after its ack was answered,
+and leases are what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from crash_queues import (
+    SLACK_MS,
+    Auditor,
+    Fleet,
+    Stream,
+    claim,
+    counters,
+    dead_jobs,
+    end_supervisor,
+    job,
+    kill_processes,
+    make_queue,
+    now_ms,
+    numbers_in,
+    say,
+)
+from crash_routers import World, name_on
+from crash_server import EXHAUSTIVE, SMALL, Answer, Client, NoAnswer, Server, eventually
+
+from topics.shm.counters import State
+
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 180)]
+
+Start = Callable[..., Server]
+Entry = dict[str, Any]
+
+
+# --- under load --------------------------------------------------------------------------------------
+
+
+def test_one_process_after_another_dies(serve: Start, seed: int) -> None:
+    fleet = Fleet(World(serve), seed=seed)
+    fleet.queue(name_on(0, "synced"), leases_durable=True, durability="fsync")
+    fleet.queue(name_on(1, "written"), leases_durable=False, durability="disk")
+    victims = ["queue", "shard-0", "shard-1", "gateway-0", "router", "queue+shard-0", "queue+gateway-0"]
+    for _ in range(4 if EXHAUSTIVE else 1):
+        fleet.rng.shuffle(victims)
+        print("victims:", victims)
+        for victim in victims:
+            fleet.wait_acked(fleet.rng.randint(20, 80))
+            fleet.kill(victim)
+    fleet.wait_acked(50)
+    fleet.finish()
+    fleet.drain()
+
+
+@pytest.mark.parametrize(
+    ("env", "rounds"),
+    [({}, 8 if EXHAUSTIVE else 1), (SMALL, 15 if EXHAUSTIVE else 2)],
+    ids=["defaults", "small-files"],
+)
+def test_the_whole_tree_dies(serve: Start, seed: int, env: dict[str, str], rounds: int) -> None:
+    fleet = Fleet(World(serve, env=env), seed=seed)
+    fleet.queue(name_on(0, "synced"), leases_durable=True, durability="fsync")
+    fleet.queue(name_on(1, "written"), leases_durable=False, durability="disk")
+    fleet.queue(name_on(1, "mixed"), leases_durable=True, durability="disk", streams=0)
+    for at in range(rounds):
+        fleet.wait_acked(fleet.rng.randint(50, 150))
+        fleet.kill("supervisor" if at % 2 else "tree")
+    fleet.wait_acked(50)
+    fleet.finish()
+    fleet.drain()
+
+
+def test_the_coordinator_dies_while_it_comes_back(serve: Start, seed: int) -> None:
+    """Again and again, before it has read all of its logs."""
+    fleet = Fleet(World(serve), seed=seed)
+    fleet.queue(name_on(0, "q"), leases_durable=True, durability="disk")
+    fleet.queue(name_on(1, "q"), leases_durable=False, durability="disk")
+    fleet.wait_acked(100)
+    server = fleet.world.server
+    start = now_ms()
+    upset = (start, float("inf"))
+    for ledger in fleet.ledgers:
+        ledger.upsets.append(upset)
+    for _ in range(3):
+        pid = server.signal_child("queue")
+        eventually(lambda pid=pid: server.pid_of("queue") != pid, what="another coordinator")  # type: ignore[misc]
+        time.sleep(fleet.rng.uniform(0, 0.4))  # it may have come to anything by then
+    server.wait_state("queue", State.READY)
+    for ledger in fleet.ledgers:
+        ledger.upsets = [(start, now_ms())]
+    fleet.wait_acked(50)
+    fleet.finish()
+    fleet.drain()
+
+
+# Where the queue's shard dies; the first ones are in the default family.
+POINTS = ["written:60", "synced:40", "reply:50", "rename:1"]
+MORE_POINTS = [f"{point}:{n}" for point in ("write", "written", "sync", "synced") for n in (5, 30, 90)]
+MORE_POINTS += [f"{point}:{n}" for point in ("publish", "reply") for n in (3, 70)]
+MORE_POINTS += ["rotated:2", "flushed:1", "flushed:3", "renamed:1", "rename:3", "snapshot:1", "snapshot:2"]
+
+
+def test_dying_at_one_boundary_after_another(serve: Start, seed: int) -> None:
+    """On one folder; one life to die in, whose shard comes back and goes on, then the next."""
+    world = World(serve, shards=1, env=SMALL)
+    fleet = Fleet(world, seed=seed)
+    points = POINTS + (MORE_POINTS if EXHAUSTIVE else [])
+    fleet.rng.shuffle(points)
+    print("points:", points)
+    fleet.queue("synced", leases_durable=True, durability="fsync", streams=0, pace_s=0.03)
+    fleet.queue(
+        "written",
+        leases_durable=False,
+        durability="disk",
+        pace_s=0.03,
+        max_deliveries=2,
+        dead_letter="dead",
+        poison=lambda number: number % 5 == 0,
+        leases_ms=(300, 1_500),
+    )
+    for point in points:
+        fleet.wait_acked(10)
+        start = now_ms()
+        upset = (start, float("inf"))
+        for ledger in fleet.ledgers:
+            ledger.upsets.append(upset)
+            ledger.stream_cuts.append(start)
+        world.server.kill()
+        world.server = serve(shards=1, env={**SMALL, "TOPICS_KILL_POINT": point}, wait=False)
+        world.client = world.new_client()
+        eventually(world.server.deaths, what=f"a death at {point}\n{world.server.log()[-2_000:]}")
+        fleet.kill("tree")
+        for ledger in fleet.ledgers:
+            ledger.upsets.remove(upset)
+            ledger.upsets.append((start, now_ms()))
+        fleet.raise_errors()
+    fleet.wait_acked(30)
+    fleet.finish()
+    fleet.drain()
+
+
+# --- dead letters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leases_durable", [True, False])
+def test_dead_letters_while_processes_die(serve: Start, seed: int, leases_durable: bool) -> None:
+    """The coordinator, the queue's shard and the dead letter's shard while jobs are on their way: each job is always
+    in at least one of the two, and at the end in one only."""
+    world = World(serve)
+    fleet = Fleet(world, seed=seed)
+    queue, dead = name_on(0, "queue"), name_on(1, "dead")
+    ledger = fleet.queue(
+        queue,
+        leases_durable=leases_durable,
+        durability="fsync" if leases_durable else "disk",
+        max_deliveries=2,
+        dead_letter=dead,
+        poison=lambda number: number % 2 == 0,
+        leases_ms=(100, 1_000),
+        streams=0,
+        pace_s=0.005,
+    )
+    auditor = Auditor(world, ledger)
+
+    def moved() -> int:
+        fleet.raise_errors()
+        assert auditor.error is None, auditor.error
+        answer = world.insist(lambda client: client.get(dead))
+        return int(answer.body["count"]) if answer.ok else 0
+
+    victims = ["queue", "shard-0", "shard-1", "queue+shard-1", "tree"] * (4 if EXHAUSTIVE else 1)
+    fleet.rng.shuffle(victims)
+    print("victims:", victims)
+    for victim in victims:
+        goal = moved() + fleet.rng.randint(10, 40)
+        eventually(lambda goal=goal: moved() >= goal, what="more dead letters")  # type: ignore[misc]
+        fleet.kill(victim)
+    goal = moved() + 10
+    eventually(lambda: moved() >= goal, what="more dead letters")
+    fleet.finish()
+    fleet.drain()
+    auditor.finish()
+    assert auditor.audits > 5
+    found = dead_jobs(world, ledger)
+    assert {number for number, _ in found} >= {number for number in ledger.produced if ledger.poison(number)}
+    for number, meta in found:
+        assert meta["$dead_letter_deliveries"] >= 2, (number, meta)
+        assert not leases_durable or meta["$dead_letter_deliveries"] == 2, (number, meta)
+    assert counters(world, queue)["dead_lettered"] == len(found)
+    assert world.state(dead)["config"]["durability"] == ("fsync" if leases_durable else "disk")
+
+
+# --- what leases are after an end --------------------------------------------------------------------
+
+HELD = 3_600_000
+
+
+class Scene:
+    """Jobs of one queue in every state there is, and what has to become of them: nothing.
+
+    1 2 3   held by a          7    delivered twice and too often: in the dead letter
+    4       given back by b    8    done by f
+    5       delayed by b       9    delayed by g, for a moment
+    6       extended by d      10   held by x
+    11      expired under c    12+  nobody's yet
+    """
+
+    def __init__(self, world: World, queue: str, *, leases_durable: bool) -> None:
+        self._world = world
+        self.queue = queue
+        self._dead = f"{queue}.dead"
+        self._leases: dict[int, Entry] = {}
+        make_queue(
+            world,
+            queue,
+            durability="fsync" if leases_durable else "disk",
+            leases_durable=leases_durable,
+            max_deliveries=2,
+            dead_letter=self._dead,
+        )
+        assert world.client.append(queue, *map(job, range(13))).ok
+        self._claim("a", [1, 2, 3])
+        self._claim("b", [4, 5])
+        self._claim("d", [6], lease_ms=400)
+        self._extend_until = self._say("extend", "d", [6], lease_ms=HELD)["deadlines"]["6"]
+        self._claim("e", [7])
+        self._say("nack", "e", [7])
+        self._claim("e", [7], deliveries=2)
+        self._say("nack", "e", [7])
+        self._claim("f", [8])  # and so the pass that takes 7 away
+        eventually(lambda: counters(world, queue)["dead_lettered"] == 1, what="a dead letter")
+        self._claim("g", [9])
+        self._claim("x", [10])
+        self._claim("c", [11], lease_ms=100)
+        eventually(lambda: counters(world, queue)["ready"] == 3, within_s=5, what="an expired lease")
+        self._say("nack", "b", [4])
+        self._say("nack", "b", [5], delay_ms=HELD)
+        self._delay_until = now_ms() + 2_500
+        self._say("nack", "g", [9], delay_ms=2_500)
+        # What the coordinator tells its shard stays in order: this is answered when all of the above is written.
+        self._say("ack", "f", [8])
+        self._before = counters(world, queue)
+        assert self._before == {"ready": 4, "in_flight": 5, "dead_lettered": 1, "count": 11}
+
+    def _claim(self, node: str, seqs: list[int], *, deliveries: int = 1, lease_ms: int = HELD) -> None:
+        answer = claim(self._world.client, self.queue, node, max=len(seqs), lease_ms=lease_ms)
+        assert answer.ok, answer
+        claimed = answer.body["claimed"]
+        assert [(entry["$seq"], entry["deliveries"]) for entry in claimed] == [(seq, deliveries) for seq in seqs]
+        self._leases |= {entry["$seq"]: entry for entry in claimed}
+
+    def _say(self, verb: str, node: str, seqs: list[int], **fields: Any) -> Entry:
+        fields.setdefault("lease_ids", [self._leases[seq]["lease_id"] for seq in seqs])
+        answer = say(self._world.client, verb, self.queue, node, seqs, **fields)
+        assert answer.ok, answer
+        assert answer.body["skipped"] == [], answer
+        return dict(answer.body)
+
+    def _skipped(self, verb: str, node: str, seqs: list[int], **fields: Any) -> None:
+        answer = say(self._world.client, verb, self.queue, node, seqs, **fields)
+        assert answer.ok, answer
+        assert answer.body["skipped"] == seqs, answer
+
+    def check(self) -> None:
+        world, queue = self._world, self.queue
+        seen = counters(world, queue)
+        if now_ms() >= self._delay_until and seen["ready"] == 5:
+            seen["ready"] = 4
+        assert seen == self._before
+        self._check_what_is_free()
+        # Those who hold something still do.
+        lease_ids = {seq: entry["lease_id"] for seq, entry in self._leases.items()}
+        self._say("ack", "a", [1])
+        self._skipped("ack", "a", [2], lease_ids=[lease_ids[1]])
+        self._skipped("ack", "x", [2])
+        answer = say(world.client, "ack", queue, "a", [2])
+        assert answer.body["acked"] == 1, answer
+        assert self._say("extend", "a", [3], lease_ms=2 * HELD)["deadlines"]["3"] > self._leases[3]["deadline"]
+        assert self._extend_until > now_ms()
+        self._say("ack", "d", [6])
+        self._say("ack", "x", [10])
+        # And those who don't, don't.
+        for node, seq in (("b", 4), ("b", 5), ("e", 7), ("f", 8), ("g", 9), ("c", 11), ("a", 1)):
+            self._skipped("ack", node, [seq])
+            self._skipped("nack", node, [seq])
+            self._skipped("extend", node, [seq], lease_ms=1_000)
+        self._say("nack", "a", [3])
+        self._claim("other", [3], deliveries=2)
+        self._say("ack", "other", [3, 4, 11, 12, 13])
+        eventually(self._comes_after_its_delay, within_s=10, what="the delayed job")
+        self._say("ack", "other", [9])
+        assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 1, "count": 1}
+        ((record,),) = [[each for each in world.read(self._dead) if "data" in each]]
+        assert record["data"] == job(6)
+        assert record["meta"]["$dead_letter_deliveries"] == 2
+        assert record["meta"]["$dead_letter_src_seq"] == 7
+
+    def _check_what_is_free(self) -> None:
+        before = dict(self._leases)
+        answer = claim(self._world.client, self.queue, "other", max=100, lease_ms=HELD)
+        assert answer.ok, answer
+        claimed = {entry["$seq"]: entry for entry in answer.body["claimed"]}
+        self._take_delayed(claimed)
+        assert {seq: entry["deliveries"] for seq, entry in claimed.items()} == {4: 2, 11: 2, 12: 1, 13: 1}
+        assert not {e["lease_id"] for e in claimed.values()} & {e["lease_id"] for e in before.values()}
+        self._leases |= claimed
+
+    def _take_delayed(self, claimed: dict[int, Entry]) -> bool:
+        """Whether the delayed job is among these; not before its time."""
+        if (entry := claimed.pop(9, None)) is None:
+            return False
+        assert now_ms() >= self._delay_until - SLACK_MS
+        assert entry["deliveries"] == 2
+        self._leases[9] = entry
+        self._delay_until = 0.0
+        return True
+
+    def _comes_after_its_delay(self) -> bool:
+        if not self._delay_until:
+            return True
+        answer = claim(self._world.client, self.queue, "other", max=100, lease_ms=HELD)
+        claimed = {entry["$seq"]: entry for entry in answer.body["claimed"]}
+        came = self._take_delayed(claimed)
+        assert claimed == {}
+        return came
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One folder for all ends, one after another."""
+    folder = tmp_path_factory.mktemp("standing")
+    servers: list[Server] = []
+
+    def start(**how: Any) -> Server:
+        servers.append(Server(folder / "data", **how))
+        return servers[-1].wait_ready()
+
+    yield World(start)
+    for server in servers:
+        server.close()
+
+
+ENDS = [
+    "queue",
+    "shard-0",
+    "queue+shard-0",
+    "queue+gateway-0",
+    "tree",
+    "supervisor",
+    "stop",
+    "stop, then 3",
+    "tree, then 1",
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_leases_are_as_they_were(standing: World, end: str) -> None:
+    """Both with durable leases and without: what was written survives any process. Also under another number of
+    shards, for which the whole server stops or dies."""
+    world = standing
+    what, _, shards = end.partition(", then ")
+    if world.server.popen.poll() is not None or world.server.shards != 2:
+        world.restart("kill", shards=2)
+    world.server.wait_ready()
+    world.client = world.new_client()
+    stem = end.replace("+", "-").replace(", ", "-").replace(" ", "-")
+    scenes = [Scene(world, name_on(0, f"{stem}.{durable}"), leases_durable=durable) for durable in (True, False)]
+    how = {"shards": int(shards)} if shards else {}
+    ended = time.monotonic()
+    if what in ("tree", "stop"):
+        world.restart("kill" if what == "tree" else "stop", **how)
+    elif what == "supervisor":
+        end_supervisor(world.server)
+        world.restart("kill")
+    else:
+        kill_processes(world, what.split("+"))
+        assert time.monotonic() - ended < 8, "takes its time to come back"
+        world.client = world.new_client()
+    for scene in scenes:
+        scene.check()
+
+
+def test_another_end_changes_nothing(serve: Start) -> None:
+    """What was rebuilt once is rebuilt from what the first rebuilding left."""
+    world = World(serve, env=SMALL)
+    scenes = [Scene(world, name_on(0, f"q.{durable}"), leases_durable=durable) for durable in (True, False)]
+    for end in ("stop", "kill", "stop", "kill"):
+        world.restart(end)
+    kill_processes(world, ["queue"])
+    for scene in scenes:
+        scene.check()
+
+
+def test_the_coordinator_is_away(serve: Start) -> None:
+    """Whoever asks is told so at once, reads and writes go on, and it is back within a few seconds."""
+    world = World(serve)
+    client = world.client
+    make_queue(world, "q")
+    assert client.append("q", job(0), job(1)).ok
+    (held,) = claim(client, "q", "a").body["claimed"]
+    world.server.signal_child("queue")
+    killed = time.monotonic()
+    answers: list[Answer] = []
+
+    def back() -> bool:
+        answers.append(say(client, "extend", "q", "a", [held["$seq"]], lease_ms=HELD))
+        assert client.append("log", len(answers)).ok
+        assert client.append("q", job(1 + len(answers))).ok
+        return answers[-1].ok
+
+    eventually(back, within_s=10, what="the coordinator")
+    assert time.monotonic() - killed < 5
+    for answer in answers[:-1]:
+        assert (answer.status, answer.code) == (503, "shard_unavailable"), answer
+        assert "queue" in answer.body["error"]["message"], answer
+        assert answer.retry_after, answer
+    assert answers[-1].body["extended"] == 1
+    assert world.server.restarts("queue") == 1
+    assert world.server.restarts("shard-0") == world.server.restarts("gateway-0") == 0
+
+
+# --- requests on their way ---------------------------------------------------------------------------
+
+
+def in_background(world: World, call: Callable[[Client], Answer]) -> tuple[threading.Thread, list[Answer]]:
+    answers: list[Answer] = []
+
+    def run() -> None:
+        with contextlib.suppress(NoAnswer):
+            answers.append(call(world.new_client()))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, answers
+
+
+@pytest.mark.parametrize("victim", ["queue", "shard-0"])
+def test_a_process_dies_with_requests_on_their_way(serve: Start, victim: str) -> None:
+    """An ack that was not answered is either done or the job comes back; a claim that was not answered keeps a job
+    at most until its lease ends."""
+    world = World(serve)
+    client = world.client
+    queues = [name_on(0, f"q.{durable}") for durable in (True, False)]
+    for durable, queue in zip((True, False), queues, strict=True):
+        durability = "fsync" if durable else "disk"
+        make_queue(world, queue, leases_durable=durable, durability=durability)
+        assert client.append(queue, *map(job, range(8))).ok
+        assert claim(client, queue, "a", max=4, lease_ms=HELD).body["count"] == 4
+    pid = world.server.signal_child(victim, signal.SIGSTOP)
+    waiting = {}
+    for queue in queues:
+        waiting[queue, "ack"] = in_background(world, lambda c, q=queue: say(c, "ack", q, "a", [1]))
+        waiting[queue, "nack"] = in_background(world, lambda c, q=queue: say(c, "nack", q, "a", [2]))
+        waiting[queue, "extend"] = in_background(
+            world, lambda c, q=queue: say(c, "extend", q, "a", [3], lease_ms=2 * HELD)
+        )
+        waiting[queue, "claim"] = in_background(world, lambda c, q=queue: claim(c, q, "b", lease_ms=1_000))
+    time.sleep(0.3)  # for them to be sent; there is nothing to see from outside
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    told: dict[tuple[str, str], Answer] = {}
+    for key, (thread, answers) in waiting.items():
+        thread.join(10)
+        assert answers, f"no answer to {key} within ten seconds of the death"
+        told[key] = answers[0]
+        assert answers[0].ok or answers[0].code == "shard_unavailable", (key, answers[0])
+        assert answers[0].ok or answers[0].retry_after, (key, answers[0])
+    assert time.monotonic() < killed + 6, "a death is told at once"
+    for queue in queues:
+        # The ack needs the shard and the coordinator; nobody can have answered that it was done.
+        assert not told[queue, "ack"].ok, told[queue, "ack"]
+        assert told[queue, "ack"].outcome_unknown, told[queue, "ack"]
+    world.server.wait_ready()
+    for queue in queues:
+        check_after_the_death(world, queue, told)
+
+
+def check_after_the_death(world: World, queue: str, told: dict[tuple[str, str], Answer]) -> None:
+    client = world.client
+    again = world.insist(lambda c: say(c, "ack", queue, "a", [1])).body
+    assert again["acked"] == 1 or again["skipped"] == [1]
+    left = numbers_in(world, queue)
+    assert left == list(range(0 if again["skipped"] and 0 in left else 1, 8)), "no other job is touched"
+    got: dict[int, int] = {}
+
+    def all_free() -> bool:
+        answer = claim(client, queue, "c", max=100, lease_ms=HELD)
+        got.update({entry["$seq"]: entry["deliveries"] for entry in answer.body["claimed"]})
+        return {5, 6, 7, 8} <= got.keys()
+
+    eventually(all_free, within_s=10, what="the job of a claim that was not answered")
+    assert not got.keys() & {3, 4}, f"held by a: {got}"
+    assert (2 in got) or not told[queue, "nack"].ok
+    if 0 in left:
+        assert 1 in got, "the ack was skipped, so the job is nobody's"
+    assert say(client, "ack", queue, "a", [3, 4]).body["skipped"] == []
+    assert say(client, "ack", queue, "c", list(got)).body["skipped"] == []
+    if 2 not in got:
+        assert say(client, "ack", queue, "a", [2]).body["skipped"] == []
+    assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "count": 0}
+
+
+# --- streams -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leases_durable", [True, False])
+def test_streams_and_the_processes_behind_them(serve: Start, leases_durable: bool) -> None:
+    """A stream goes on over the death of the coordinator and of a shard, with the leases it has; with its gateway it
+    dies, and its leases at once, also if the coordinator is not there to see it."""
+    world = World(serve)
+    queue = name_on(0, "q")
+    make_queue(world, queue, leases_durable=leases_durable, durability="disk", lease_ms=HELD)
+    client = world.client
+    assert client.append(queue, *map(job, range(4))).ok
+    polled = claim(client, queue, "other", max=1).body["claimed"][0]
+    stream = Stream(world.server, queue, "pushed", max=3)
+    pushed = stream.wait_jobs(3)
+    for victim in ("queue", "shard-0", "queue+shard-0"):
+        kill_processes(world, [*victim.split("+")])
+        assert claim(client, queue, "thief", max=10).body["count"] == 0, victim
+        done, *pushed = pushed
+        (number,) = client.append(queue, job(done["$seq"] + 100)).body["seqs"]
+        answer = say(client, "ack", queue, "pushed", [done["$seq"]], lease_ids=[done["lease_id"]])
+        assert answer.body["acked"] == 1, (victim, answer)
+        pushed += stream.wait_jobs(1)
+        assert pushed[-1]["$seq"] == number, victim
+    assert stream.jobs(within_s=0.3) == [], "no more than it asked for"
+    for victim in ("gateway-0", "queue+gateway-0", "tree"):
+        died = time.monotonic()
+        if victim == "tree":
+            world.restart("kill")
+        else:
+            kill_processes(world, victim.split("+"))
+        client = world.client = world.new_client()
+        eventually(stream.has_ended, within_s=5, what=f"the end of a stream of {victim}")
+        stream.close()
+        freed: list[Entry] = []
+
+        def all_freed(freed: list[Entry] = freed, client: Client = client) -> bool:
+            freed += claim(client, queue, "thief", max=10, lease_ms=HELD).body["claimed"]
+            return len(freed) >= 3
+
+        eventually(all_freed, within_s=8, what=f"the leases of the stream that died with {victim}")
+        assert {entry["$seq"] for entry in freed} == {entry["$seq"] for entry in pushed}, victim
+        assert time.monotonic() - died < 12
+        for entry in pushed:
+            assert say(client, "ack", queue, "pushed", [entry["$seq"]]).body["acked"] == 0, victim
+        assert say(client, "nack", queue, "thief", [entry["$seq"] for entry in freed]).body["skipped"] == []
+        stream = Stream(world.server, queue, "pushed", max=3)
+        again = stream.wait_jobs(3)
+        assert [entry["deliveries"] for entry in again] == [entry["deliveries"] + 1 for entry in sort(freed)], victim
+        pushed = again
+    assert say(client, "ack", queue, "other", [polled["$seq"]], lease_ids=[polled["lease_id"]]).body["acked"] == 1
+    stream.close()
+
+
+def sort(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: int(entry["$seq"]))
+
+
+# --- a long life -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leases_durable", [True, False])
+def test_a_long_life_in_small_files(serve: Start, leases_durable: bool) -> None:
+    """The leases log is written down as a whole now and then and trimmed. Leases that were given at the beginning
+    outlive that, whatever dies, and the folder does not grow with the jobs that are done."""
+    history = 150_000
+    world = World(serve, shards=1, env={**SMALL, "TOPICS_LEASE_HISTORY_BYTES": str(history)})
+    client = world.client
+    make_queue(world, "q", leases_durable=leases_durable, durability="disk")
+    assert client.append("q", *map(job, range(6))).ok
+    held = claim(client, "q", "long", max=3, lease_ms=HELD).body["claimed"]
+    assert say(client, "nack", "q", "long", [3], delay_ms=HELD).body["nacked"] == 1
+    assert claim(client, "q", "short", max=3, lease_ms=HELD).body["count"] == 3
+    assert say(client, "nack", "q", "short", [4, 5, 6]).body["nacked"] == 3
+    largest = 0
+    rounds = 240 if EXHAUSTIVE else 80
+    for at in range(rounds):
+        numbers = list(range(1_000 * at, 1_000 * at + 500))
+        assert client.append("q", *map(job, numbers)).ok
+        claimed = claim(client, "q", f"node-{at % 7}", max=503, lease_ms=HELD).body["claimed"]
+        assert len(claimed) == 503
+        free, done = claimed[:3], claimed[3:]
+        assert [entry["$seq"] for entry in free] == [4, 5, 6]
+        assert {entry["deliveries"] for entry in free} == {at + 2}
+        answer = say(client, "ack", "q", f"node-{at % 7}", [entry["$seq"] for entry in done])
+        assert answer.body["acked"] == 500
+        assert say(client, "nack", "q", f"node-{at % 7}", [4, 5, 6]).body["nacked"] == 3
+        if at % 20 == 19:
+            assert say(client, "extend", "q", "long", [1, 2], lease_ms=HELD).body["extended"] == 2
+            largest = max(largest, log_bytes(world))
+            kill_processes(world, ["queue"] if at % 40 == 19 else ["shard-0"])
+            assert counters(world, "q") == {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 6}
+    world.restart("kill")
+    client = world.client
+    assert counters(world, "q") == {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 6}
+    assert [entry["$seq"] for entry in claim(client, "q", "thief", max=10).body["claimed"]] == [4, 5, 6]
+    lease_ids = [entry["lease_id"] for entry in held[:2]]
+    assert say(client, "ack", "q", "long", [1, 2], lease_ids=lease_ids).body["acked"] == 2
+    eventually(lambda: log_bytes(world) < 6 * history, what=f"a leases log of bounded size; the largest was {largest}")
+
+
+def log_bytes(world: World) -> int:
+    """What lies in the folder for all topics: the queue is empty but for a few jobs, so this is the leases log."""
+    folder = world.server.data_dir / "topics"
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
