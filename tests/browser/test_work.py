@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from e2e.client import Client
 from e2e.queues import Queue, make_queue, seqs_of
 from e2e.server import Server, eventually, gone
 from e2e.working import HOUR_MS, claim_within
@@ -165,17 +164,12 @@ def test_it_goes_on_when_the_coordinator_dies(page: Page, server: Server, queue:
     page.run("source.close()")
 
 
-def test_a_queue_that_is_deleted_ends_it(page: Page, server: Server, queue: Queue, client: Client) -> None:
+def test_a_queue_that_is_deleted_ends_it(page: Page, queue: Queue) -> None:
     """The page is told why; its browser tries again, is refused, and gives up."""
     worker = Worker(page, queue, acks=False)
     queue.produce(1)
     worker.wait_jobs(1)
-    client.drop(queue.name)
+    queue.api.drop(queue.name)
     eventually(lambda: page.run("errors"), every_s=0.05)
     assert [error["code"] for error in page.run("errors")] == [404]
     eventually(lambda: page.run("source.readyState") == CLOSED, every_s=0.05)
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
