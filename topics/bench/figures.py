@@ -16,6 +16,7 @@ from topics.bench.forwards import Arrived
 from topics.bench.load import Outcome
 from topics.bench.scenarios import Scenario, Target
 from topics.bench.watch import Delivered
+from topics.bench.workers import Worked
 
 
 class Beside(msgspec.Struct, kw_only=True):
@@ -126,6 +127,25 @@ def arrivals(outcomes: Sequence[Arrived]) -> Figures:
         Beside(what="while writing", value=statistics.median(writing), unit="records/s", slices=writing),
     ]
     return figures
+
+
+def work_rates(outcomes: Sequence[Worked]) -> Figures:
+    return _figures(outcomes, [o.jobs / o.wall_s for o in outcomes])
+
+
+def claims_ms(outcomes: Sequence[Worked]) -> Figures:
+    figures = _figures(outcomes, [percentile(o.claims_ns, 0.5) / 1e6 for o in outcomes])
+    figures.p99_ms = percentile([time_ns / 1e6 for o in outcomes for time_ns in o.claims_ns], 0.99)
+    return figures
+
+
+def unevenness(outcomes: Sequence[Worked]) -> Figures:
+    """The coefficient of variation of the workers' jobs, in percent."""
+    if not all(any(o.per_worker) for o in outcomes):
+        raise BenchFailed("a turn without a job")
+    return _figures(
+        outcomes, [100 * statistics.pstdev(o.per_worker) / statistics.fmean(o.per_worker) for o in outcomes]
+    )
 
 
 def beside(what: str, figures: Figures, unit: str) -> Beside:

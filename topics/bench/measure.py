@@ -17,29 +17,35 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from topics.bench import BenchFailed, forwards, load, redis, tree, watch
+from topics.bench import BenchFailed, beanstalkd, forwards, load, redis, tree, watch, workers
 from topics.bench.apart import Window
+from topics.bench.beanstalkd import Beanstalkd
 from topics.bench.figures import (
     Beside,
     Figures,
     Line,
     arrivals,
     beside,
+    claims_ms,
     deliveries,
     delivery_ms,
     line,
     medians_ms,
     rates,
     slowdown,
+    unevenness,
+    work_rates,
 )
 from topics.bench.forwards import ForwardJob
 from topics.bench.load import Job
 from topics.bench.opening import close_watchers
 from topics.bench.ours import Ours, name_on
+from topics.bench.queues import OurQueues
 from topics.bench.redis import Redis
 from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES, Scenario
 from topics.bench.side import STREAMS, Side
 from topics.bench.watch import Delivered, WatchJob
+from topics.bench.workers import Worked, WorkJob
 
 FILL_BATCH = 1_000
 FILL_PIPELINE = 100
@@ -53,8 +59,11 @@ WATCHERS_BEFORE = 20  # open already when memory is taken first: what the first 
 
 WITH_REDIS = "Redis and a client that copies"
 
-J = TypeVar("J", Job, WatchJob, ForwardJob)
+Queueing = OurQueues | Redis | Beanstalkd
+
+J = TypeVar("J", Job, WatchJob, ForwardJob, WorkJob)
 W = TypeVar("W", bound=Window)
+S = TypeVar("S", bound=Side)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,12 +91,14 @@ class Measurement:
         tell: Callable[[str], None],
         parent: Path | None = None,
         with_redis: bool | None = None,
+        with_beanstalkd: bool | None = None,
         command: list[str] | None = None,
     ) -> None:
         self._pace = pace
         self._tell = tell
         self._parent = parent
         self._with_redis = redis.present() if with_redis is None else with_redis
+        self._with_beanstalkd = beanstalkd.present() if with_beanstalkd is None else with_beanstalkd
         self._command = command
 
     def run(self, scenario: Scenario) -> Line:
@@ -105,6 +116,9 @@ class Measurement:
             "router-ack": self._router_ack,
             "router-throughput": self._router_throughput,
             "router-visible": self._router_visible,
+            "queue": lambda scenario, sides: self._queue(scenario, sides, work_rates),
+            "queue-latency": lambda scenario, sides: self._queue(scenario, sides, claims_ms),
+            "queue-evenness": lambda scenario, sides: self._queue(scenario, sides, unevenness),
         }
         with ExitStack() as stack:
             sides: list[Side] = []
@@ -119,8 +133,10 @@ class Measurement:
             return line(scenario, figures[0], figures[1] if len(figures) > 1 else None)
 
     def _makers(self, scenario: Scenario) -> list[Callable[[], Side]]:
+        queues = scenario.kind.startswith("queue")
+        ours = OurQueues if queues else Ours
         makers: list[Callable[[], Side]] = [
-            lambda: Ours(
+            lambda: ours(
                 durability=scenario.durability,
                 parent=self._parent,
                 spin_us=scenario.spin_us,
@@ -130,6 +146,8 @@ class Measurement:
         if self._with_redis and scenario.kind != "router-ack":
             fsync = scenario.durability == "fsync"
             makers.append(lambda: Redis(policy="always" if fsync else "everysec", parent=self._parent))
+        if self._with_beanstalkd and queues:
+            makers.append(lambda: Beanstalkd(parent=self._parent))
         return makers
 
     # --- kinds -----------------------------------------------------------------------------------------
@@ -316,13 +334,55 @@ class Measurement:
         first.beside = _besides(ways, others, scenario.unit)
         return [first]
 
+    # --- queues: Redis has its column, beanstalkd stands beside ours ----------------------------------------
+    def _queue(
+        self, scenario: Scenario, sides: list[Side], figures_of: Callable[[Sequence[Worked]], Figures]
+    ) -> list[Figures]:
+        filled: Counter[Side] = Counter()
+        turns = []
+        for side in _queueing(sides):
+            side.make_queue(jitter_ms=scenario.jitter_ms)
+            job = side.work_job(
+                workers=scenario.connections,
+                size=scenario.batch,
+                push=scenario.push,
+                timed=scenario.kind == "queue-latency",
+            )
+            turns.append((side, job))
+
+        def fill(side: Queueing, job: WorkJob) -> WorkJob:
+            queued = side.queued()
+            self._tell(f"{side.name}: {queued:,} jobs, filling up to {scenario.records:,}")
+            added = side.fill_queue(max(0, scenario.records - queued), job_bytes=STORED_RECORD_BYTES)
+            filled[side] += added
+            return msgspec.structs.replace(job, jobs=queued + added)
+
+        taken = self._take_turns(turns, workers.run_apart, self._pace.short(), prepare=fill)
+        for (side, _), outcomes in zip(turns, taken, strict=True):
+            left = filled[side] - sum(outcome.acknowledged for outcome in outcomes)
+            if side.queued() != left:
+                raise BenchFailed(f"{side.name}: {left:,} jobs were not acknowledged, and {side.queued():,} are there")
+        found = {side.name: figures_of(outcomes) for (side, _), outcomes in zip(turns, taken, strict=True)}
+        ours, *theirs = [figures for name, figures in found.items() if name != Beanstalkd.name]
+        if Beanstalkd.name in found:
+            ours.beside.append(beside(Beanstalkd.name, found[Beanstalkd.name], scenario.unit))
+        return [ours, *theirs]
+
     # --- parts -----------------------------------------------------------------------------------------
-    def _take_turns(self, turns: Sequence[tuple[Side, J]], run_apart: Callable[[J], W], pace: Pace) -> list[list[W]]:
+    def _take_turns(
+        self,
+        turns: Sequence[tuple[S, J]],
+        run_apart: Callable[[J], W],
+        pace: Pace,
+        prepare: Callable[[S, J], J] | None = None,
+    ) -> list[list[W]]:
         taken: list[list[W]] = [[] for _ in turns]
         for number in range(pace.rounds):
             numbered = list(enumerate(turns))
             # The side that goes first changes, so that neither always has the warmer machine.
             for index, (side, job) in numbered if number % 2 == 0 else numbered[::-1]:
+                if prepare is not None:
+                    job = prepare(side, job)
                 everyone = {process for each, _ in turns for process in each.processes()}
                 tree.wait_quiet(list(everyone), most_s=QUIET_S)
                 self._tell(f"round {number + 1} of {pace.rounds}: {side.name}")
@@ -351,6 +411,12 @@ def _ours(sides: list[Side]) -> Ours:
     side = sides[0]
     assert isinstance(side, Ours)
     return side
+
+
+def _queueing(sides: list[Side]) -> list[Queueing]:
+    found = [side for side in sides if isinstance(side, Queueing)]
+    assert len(found) == len(sides)
+    return found
 
 
 def _ways(sides: list[Side], *, far: bool) -> list[_Way]:

@@ -15,15 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from topics.bench import BenchFailed, payload
+from topics.bench import BenchFailed, load, payload
+from topics.bench.claims import GROUP
 from topics.bench.forwards import ForwardJob
 from topics.bench.load import Job
 from topics.bench.opening import Watcher, open_watchers
 from topics.bench.side import STREAMS, VARIANTS, Side, read_plans, spread
 from topics.bench.watch import WatchJob
+from topics.bench.workers import WorkJob
 
 Value = int | bytes | list["Value"] | None
 Policy = Literal["everysec", "always"]
+QUEUE = "bench-queue"
+FILL_PIPELINE = 100
+FILL_CONNECTIONS = 4
 
 
 def present() -> bool:
@@ -210,6 +215,32 @@ class Redis(Side):
     def forward_job(self, *, source: str, dest: str, connections: int, batch: int, record_bytes: int) -> ForwardJob:
         writes = self.append_job(connections=connections, batch=batch, record_bytes=record_bytes, streams=(source,))
         return ForwardJob(writes=writes, batch=batch, ask=payload.resp(b"XLEN", dest.encode()), answer="resp")
+
+    # --- queues: a stream and a group of consumers -----------------------------------------------------------
+    def make_queue(self, *, jitter_ms: int) -> None:
+        """A group knows no window in which claims are gathered."""
+        self._call(b"XGROUP", b"CREATE", QUEUE.encode(), GROUP, b"0", b"MKSTREAM")
+
+    def fill_queue(self, jobs: int, *, job_bytes: int) -> int:
+        """Adds that many or a few more, in whole pipelines; says how many."""
+        pipelines = -(-jobs // FILL_PIPELINE)
+        job = self.append_job(
+            connections=FILL_CONNECTIONS,
+            batch=FILL_PIPELINE,
+            record_bytes=job_bytes,
+            requests=pipelines,
+            streams=(QUEUE,),
+        )
+        return load.drive(job).acknowledged * FILL_PIPELINE
+
+    def queued(self) -> int:
+        return self.held(QUEUE)
+
+    def work_job(self, *, workers: int, size: int, push: bool, timed: bool) -> WorkJob:
+        """Redis has no push: its consumers ask, whatever `push` says."""
+        return WorkJob(
+            port=self.port, wire="redis", queue=QUEUE, workers=workers, size=size, timed=timed, watch=self.processes()
+        )
 
     def stored(self) -> int:
         return sum(self.held(stream) for stream in STREAMS)

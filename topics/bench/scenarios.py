@@ -29,13 +29,18 @@ Kind = Literal[
     "router-ack",
     "router-throughput",
     "router-visible",
+    "queue",
+    "queue-latency",
+    "queue-evenness",
 ]
-Unit = Literal["records/s", "frames/s", "ms", "s", "MB", "KB", "% of a core", "times"]
+NO_TARGET = "none fixed"  # the table gives no unit to a target with an x in it
+WORKERS = 8
+Unit = Literal["records/s", "frames/s", "ms", "s", "MB", "KB", "% of a core", "% of the mean", "times", "jobs/s"]
 
 
 class Target(msgspec.Struct, frozen=True):
     """One of `ratio` (ours over theirs, at least), `most` and `least` (ours, in the row's unit), and `of_sse`
-    (ours over what an event stream reached beside it, at least)."""
+    (ours over what an event stream reached beside it, at least). Or none: a line that is only watched."""
 
     ratio: float | None = None
     most: float | None = None
@@ -65,6 +70,8 @@ class Target(msgspec.Struct, frozen=True):
             return f"≤ {self.most:g}"
         if self.least is not None:
             return f"≥ {self.least:,.0f}"
+        if self.ratio is None and self.of_sse is None:
+            return NO_TARGET
         return f"≥ {self.of_sse:g}x of SSE" if self.of_sse is not None else f"≥ {self.ratio:g}x"
 
 
@@ -86,6 +93,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0  # writes per second; 0: as fast as they are answered
     wire: Literal["sse", "ws"] = "sse"
     routers: tuple[int, ...] = ()  # from as many sources, each with so many
+    push: bool = False  # jobs come on a stream instead of being claimed, where there is such a thing
+    jitter_ms: int = 0  # how long the queue gathers claims
 
 
 def _append(
@@ -126,6 +135,20 @@ def _publish(name: str, title: str, *, depth: int) -> Scenario:
         connections=16,
         batch=depth,
         pipeline=depth,
+    )
+
+
+def _queue(name: str, title: str, *, size: int, jobs: int, target: Target, push: bool = False) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind="queue",
+        unit="jobs/s",
+        target=target,
+        connections=WORKERS,
+        batch=size,
+        records=jobs,
+        push=push,
     )
 
 
@@ -305,6 +328,50 @@ SCENARIOS: tuple[Scenario, ...] = (
         target=Target(most=3),
         watchers=1,
         rate=200,
+    ),
+    _queue(
+        "queue-1",
+        "claim and ack, 8 workers, one job per claim",
+        size=1,
+        jobs=50_000,
+        target=Target(least=3_000),
+    ),
+    _queue("queue-8", "claim and ack, 8 workers, 8 jobs per claim", size=8, jobs=100_000, target=Target()),
+    _queue(
+        "queue-64",
+        "claim and ack, 8 workers, 64 jobs per claim",
+        size=64,
+        jobs=200_000,
+        target=Target(least=20_000),
+    ),
+    _queue(
+        "queue-push",
+        "jobs pushed and acked, 8 streams, 64 in flight on each",
+        size=64,
+        jobs=200_000,
+        target=Target(),
+        push=True,
+    ),
+    Scenario(
+        name="queue-latency",
+        title="claim of one job, 8 workers that claim and ack: median",
+        kind="queue-latency",
+        unit="ms",
+        target=Target(most=2),
+        connections=WORKERS,
+        batch=1,
+        records=50_000,
+    ),
+    Scenario(
+        name="queue-evenness",
+        title="jobs of 8 equal workers, 8 per claim, claims gathered for 5 ms: standard deviation",
+        kind="queue-evenness",
+        unit="% of the mean",
+        target=Target(most=15),
+        connections=WORKERS,
+        batch=8,
+        records=100_000,
+        jitter_ms=5,
     ),
 )
 

@@ -16,7 +16,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from topics.bench import BenchFailed, machine, redis, table
+from topics.bench import BenchFailed, beanstalkd, machine, redis, table
 from topics.bench.figures import Line
 from topics.bench.measure import Measurement, Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario
@@ -67,6 +67,8 @@ def bench(
     console.print(str(described), highlight=False, soft_wrap=True)
     if not redis.present():
         console.print("no redis-server on PATH: our figures only (apt install redis-server)", soft_wrap=True)
+    if not beanstalkd.present() and any(scenario.kind.startswith("queue") for scenario in chosen):
+        console.print("no beanstalkd on PATH: queues beside Redis only (apt install beanstalkd)", soft_wrap=True)
     try:
         lines = _measure(console, chosen, pace, folder)
     except BenchFailed as failure:
