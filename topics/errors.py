@@ -71,6 +71,14 @@ def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f'topic "{topic}" does not exist', {"topic": topic})
 
 
+def not_a_queue(topic: str) -> ApiError:
+    return ApiError(
+        "not_a_queue",
+        f'topic "{topic}" is a log: jobs are leased from topics of type "queue" only',
+        {"topic": topic},
+    )
+
+
 def being_rebuilt(topic: str) -> ApiError:
     return ApiError(
         "shard_unavailable",

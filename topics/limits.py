@@ -53,6 +53,18 @@ MAX_TOTAL_BYTES = 0
 MAX_WATCH_TOPICS = 256
 MAX_CLAIM = 1_000
 
+# --- Queues (contract §10) ---------------------------------------------------------------------------
+MAX_LEASES = 250_000  # jobs of one queue that are leased, delayed or wait for redelivery: all of them are in memory
+CLAIM_BYTES = 8 * MIB  # of jobs in one answer; at least one is always delivered
+DELAY_MS_RANGE = (0, 86_400_000)
+WORK_BYTES = 4 * MIB  # jobs pushed to a connection and not acked yet
+LEASE_HISTORY_BYTES = 64 * MIB  # of a queue's leases log, beyond what a restart needs
+LEASE_CHECKPOINT_EVENTS = 20_000  # jobs named by events before the table is written down as a whole again
+DEAD_LETTER_RETRY_MS = (500, 30_000)  # first and longest pause before a refused move is tried again
+DEAD_LETTER_BATCH = 256  # jobs moved at once
+ORPHAN_MS = 2_000  # after a restart connections have this long to come back to their leases
+QUEUE_IDLE_MS = 60_000  # a queue without leases and without requests is forgotten
+
 # --- Topic config (contract §0.10) -------------------------------------------------------------------
 U64_MAX = 2**64 - 1
 PRIORITY_RANGE = (-1_000, 1_000)

@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cold_dir: str | None = None
     hot_retain_segments: int = limits.HOT_RETAIN_SEGMENTS
     hot_retain_bytes: int = 0
+    lease_history_bytes: int = limits.LEASE_HISTORY_BYTES
     disk_sync_ms: int = limits.DISK_SYNC_MS
     cache_bytes: int = limits.CACHE_BYTES
     call_timeout_ms: int = limits.CALL_TIMEOUT_MS
@@ -155,6 +156,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "cold_dir": _text,
     "hot_retain_segments": _COUNT,
     "hot_retain_bytes": _COUNT,
+    "lease_history_bytes": _COUNT,
     "disk_sync_ms": _integer(1, 60_000),
     "cache_bytes": _COUNT,
     "call_timeout_ms": _integer(100, 600_000),

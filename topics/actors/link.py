@@ -21,6 +21,7 @@ class Link:
         self.peer = peer
         self.generation = generation
         self.bell = bell
+        self.closed = False
         self.writer = RingWriter(halves[side], generation=generation)
         self.reader = RingReader(halves[1 - side], generation=generation, max_message=_MAX_MESSAGE)
 
@@ -40,5 +41,6 @@ class Link:
             self.bell.ring()
 
     def close(self) -> None:
+        self.closed = True
         self.writer.close()
         self.reader.close()

@@ -65,6 +65,22 @@ class Op(enum.IntEnum):
     DROP_ROUTER = 31
     LIST_ROUTERS = 32
     DROP_ROUTERS_OF = 33  # a topic is gone
+    OPEN_QUEUE = 34  # coordinator to shard; then QUEUE_CHANGED and TOPIC_GONE under the same correlation
+    QUEUE_CHANGED = 35  # shard to coordinator, no answer
+    LIST_QUEUES = 36  # those with leases
+    TAKE_JOBS = 37  # jobs that may be claimed, as JSON
+    COMPLETE_JOBS = 38  # they are done: delete them
+    LOG_LEASES = 39  # write down what happened to leases; answered only if it has a correlation
+    CHECK_JOBS = 40  # which of these are gone
+    CLAIM = 41
+    ACK = 42
+    NACK = 43
+    EXTEND = 44
+    OPEN_WORK = 45  # push jobs to this connection; then JOBS and WORK_ENDED under the same correlation
+    JOBS = 46  # coordinator to gateway, no answer
+    WORK_ENDED = 47  # coordinator to gateway, no answer
+    CLOSE_WORK = 48  # no answer
+    COUNT_QUEUES = 49
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -136,6 +152,8 @@ class TopicReport(_Message, frozen=True):
     effective_priority: int
     last_write_ts: int | None
     last_read_ts: int | None
+    topic_id: int = 0
+    removals: int = 0  # of a queue: records that went otherwise than by an ack
 
 
 class DropTopic(_Message, frozen=True):
@@ -162,6 +180,8 @@ class TopicRow(_Message, frozen=True):
     bytes: int
     durable: bool
     effective_priority: int
+    topic_id: int = 0  # only of queues, like what follows
+    removals: int = 0
 
 
 class TopicsListed(_Message, frozen=True):
@@ -460,6 +480,204 @@ class DropRoutersOf(_Message, frozen=True):
     topic: str
 
 
+# --- queues: the coordinator asks shards ---
+
+
+class OpenQueue(_Message, frozen=True):
+    topic: str
+
+
+class QueueOpened(_Message, frozen=True):
+    topic_id: int
+    config: TopicConfig
+    live: int  # records in the topic
+    removals: int  # records that went otherwise than by COMPLETE_JOBS; any change means: look which
+    log_from: int  # where to read the leases log from ...
+    log_head: int  # ... and where it ends; 0: there is none
+
+
+class QueueChanged(_Message, frozen=True):
+    config: TopicConfig
+
+
+class ListQueues(_Message, frozen=True):
+    pass
+
+
+class QueuesListed(_Message, frozen=True):
+    topics: list[str]
+
+
+class TakeJobs(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    wanted: list[int]  # these first, as far as they are there, ascending ...
+    after: int  # ... then those behind a cursor ...
+    held: list[int]  # ... but for these
+    limit: int
+    max_bytes: int
+
+
+class JobsTaken(_Message, frozen=True):
+    """The body is the jobs' JSON, joined by commas."""
+
+    seqs: list[int]
+    ends: list[int]  # where each one's JSON ends in the body, its comma counted
+    wanted: int  # how many of them were asked for by seq
+    gone: list[int]  # asked for, but no longer there
+    at: int  # the cursor behind what was looked at
+    end: bool  # there is nothing behind it
+    live: int
+    removals: int
+
+
+class CompleteJobs(_Message, frozen=True):
+    """The body is a batch of events for the leases log."""
+
+    topic: str
+    topic_id: int
+    seqs: list[int]
+    durable: bool  # of the leases log
+    events: int
+    size: int
+
+
+class JobsCompleted(_Message, frozen=True):
+    live: int
+    removals: int
+    fsync_us: int
+
+
+class LogLeases(_Message, frozen=True):
+    """The body is a batch of events."""
+
+    topic: str
+    topic_id: int
+    durable: bool
+    events: int
+    size: int
+    checkpoint: bool  # readers may start here
+
+
+class CheckJobs(_Message, frozen=True):
+    topic: str
+    topic_id: int
+    seqs: list[int]
+
+
+class JobsChecked(_Message, frozen=True):
+    gone: list[int]
+    live: int
+    removals: int
+
+
+# --- and gateways ask the coordinator ---
+
+
+class Claim(_Message, frozen=True):
+    topic: str
+    node: str
+    max: int
+    lease_ms: int | None  # None: as the topic says
+
+
+class Claimed(_Message, frozen=True):
+    """The body is the jobs' JSON without what belongs to the lease, joined by commas."""
+
+    seqs: list[int]
+    ends: list[int]
+    leases: list[int]
+    deliveries: list[int]
+    deadline: int
+    ready: int
+
+
+class Ack(_Message, frozen=True):
+    topic: str
+    node: str
+    seqs: list[int]
+    leases: list[int] | None
+
+
+class Acked(_Message, frozen=True):
+    skipped: list[int]
+    ready: int
+    in_flight: int
+    fsync_us: int
+
+
+class Nack(_Message, frozen=True):
+    topic: str
+    node: str
+    seqs: list[int]
+    leases: list[int] | None
+    delay_ms: int
+
+
+class Nacked(_Message, frozen=True):
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Extend(_Message, frozen=True):
+    topic: str
+    node: str
+    seqs: list[int]
+    leases: list[int] | None
+    lease_ms: int
+
+
+class Extended(_Message, frozen=True):
+    skipped: list[int]
+    deadline: int
+
+
+class OpenWork(_Message, frozen=True):
+    topic: str
+    node: str
+    max: int
+    lease_ms: int | None
+    stream: int  # the connection; the same again if the coordinator has died meanwhile
+
+
+class WorkOpened(_Message, frozen=True):
+    pass
+
+
+class WorkEnded(_Message, frozen=True):
+    code: int
+    error: str
+
+
+class CloseWork(_Message, frozen=True):
+    topic: str
+    stream: int
+
+
+class QueueRow(_Message, frozen=True):
+    """What a shard says of a queue."""
+
+    topic: str
+    topic_id: int
+    live: int
+    removals: int
+
+
+class CountQueues(_Message, frozen=True):
+    rows: list[QueueRow]
+
+
+class QueueCounts(_Message, frozen=True):
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
+class QueuesCounted(_Message, frozen=True):
+    counts: list[QueueCounts | None]  # in the order asked; None: it is no queue, or gone
+
+
 class Failure(_Message, frozen=True):
     code: str
     message: str
@@ -495,6 +713,19 @@ REQUESTS: dict[Op, type[_Message]] = {
     Op.DROP_ROUTER: DropRouter,
     Op.LIST_ROUTERS: ListRouters,
     Op.DROP_ROUTERS_OF: DropRoutersOf,
+    Op.OPEN_QUEUE: OpenQueue,
+    Op.LIST_QUEUES: ListQueues,
+    Op.TAKE_JOBS: TakeJobs,
+    Op.COMPLETE_JOBS: CompleteJobs,
+    Op.LOG_LEASES: LogLeases,
+    Op.CHECK_JOBS: CheckJobs,
+    Op.CLAIM: Claim,
+    Op.ACK: Ack,
+    Op.NACK: Nack,
+    Op.EXTEND: Extend,
+    Op.OPEN_WORK: OpenWork,
+    Op.CLOSE_WORK: CloseWork,
+    Op.COUNT_QUEUES: CountQueues,
 }
 ANSWERS: dict[Op, type[_Message]] = {
     Op.DIFF: Diffed,
@@ -523,6 +754,20 @@ ANSWERS: dict[Op, type[_Message]] = {
     Op.DROP_ROUTER: RoutersDropped,
     Op.LIST_ROUTERS: RoutersListed,
     Op.DROP_ROUTERS_OF: RoutersDropped,
+    Op.OPEN_QUEUE: QueueOpened,
+    Op.QUEUE_CHANGED: QueueChanged,
+    Op.LIST_QUEUES: QueuesListed,
+    Op.TAKE_JOBS: JobsTaken,
+    Op.COMPLETE_JOBS: JobsCompleted,
+    Op.CHECK_JOBS: JobsChecked,
+    Op.CLAIM: Claimed,
+    Op.ACK: Acked,
+    Op.NACK: Nacked,
+    Op.EXTEND: Extended,
+    Op.OPEN_WORK: WorkOpened,
+    Op.JOBS: Claimed,
+    Op.WORK_ENDED: WorkEnded,
+    Op.COUNT_QUEUES: QueuesCounted,
 }
 _request_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in REQUESTS.items()}
 _answer_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in ANSWERS.items()}

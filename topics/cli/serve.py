@@ -31,6 +31,7 @@ def process_table(settings: Settings) -> list[ProcessSpec]:
             for i in range(settings.gateways)
         ),
         ProcessSpec("router", "topics.router.process", 0, stop_order=1),
+        ProcessSpec("queue", "topics.queue.process", 0, stop_order=1),
         *(
             ProcessSpec(f"shard-{i}", "topics.walshard.process", i, stores=True, stop_order=9)
             for i in range(settings.wal_shards)
@@ -43,8 +44,8 @@ def link_table(settings: Settings) -> list[tuple[str, str]]:
     shards = [f"shard-{i}" for i in range(settings.wal_shards)]
     gateways = [f"gateway-{i}" for i in range(settings.gateways)]
     return [
-        *((gateway, peer) for gateway in gateways for peer in (*shards, "router")),
-        *(("router", shard) for shard in shards),
+        *((gateway, peer) for gateway in gateways for peer in (*shards, "router", "queue")),
+        *((peer, shard) for peer in ("router", "queue") for shard in shards),
     ]
 
 

@@ -1,24 +1,29 @@
-"""The client: appends, reads and subscriptions to one server.
+"""The client: appends, reads, subscriptions and the jobs of queues, at one server.
 
 Appends are made in order, one at a time, over one connection. Each carries an idempotency key, so that one whose answer
 was lost is sent again without being written twice. Order is why there is never more than one under way: of two, the
 first could be refused for the moment and the second not.
+
+What is said about jobs goes over the same connection and is repeated as well. A claim whose answer was lost may have
+leased jobs that nobody knows of: they come back when their lease ends, as those of a worker that died.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 import trio
+from msgspec import Raw
 
+from topics import limits
 from topics.client.address import DEFAULT_URL, Address, parse_url
 from topics.client.backoff import Backoff
-from topics.client.events import Record
+from topics.client.events import Record, read_record
 from topics.client.failures import (
     ClientError,
     NotTopics,
@@ -29,7 +34,9 @@ from topics.client.failures import (
     may_have_happened,
 )
 from topics.client.http import HttpConnection
+from topics.client.queue import Acked, Claimed, Extended, Jobs, Nacked, QueueCounts, claim_body, jobs_body
 from topics.client.subscription import Subscription, open_subscription
+from topics.client.work import Work, open_work
 from topics.errors import ApiError
 
 _T = TypeVar("_T")
@@ -75,11 +82,37 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     bytes: int
     config: dict[str, Any]
+    queue: QueueCounts | None = None  # None for a log
 
 
-class _Page(msgspec.Struct, frozen=True, kw_only=True):
-    records: list[Record]
+class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic in a listing."""
+
+    topic: str
+    count: int
+    queue: QueueCounts | None = None
+
+
+class _Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    deleted: int
+
+
+class _Listing(msgspec.Struct, frozen=True, kw_only=True):
+    topics: list[TopicRow]
+    next_cursor: str | None = None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What a read found behind a seq."""
+
+    raw: list[Raw] = msgspec.field(name="records")  # each as the server wrote it
+    next_from_seq: int
     head_seq: int
+    earliest_seq: int
+    caught_up: bool
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(read_record, self.raw)
 
 
 class Client:
@@ -117,10 +150,36 @@ class Client:
             create=create,
             config=config,
         )
-        path = f"/v0/topics/{quote(topic, safe='')}?return_seqs=false"
-        return await self._until_done(path, msgspec.json.encode(body), key=body.idempotency_key, patience_s=patience_s)
+        path = f"{_path(topic)}?return_seqs=false"
+        try:
+            answer = await self._until_done(path, msgspec.json.encode(body), patience_s=patience_s)
+        except _Uncertain as uncertain:
+            failure = uncertain.failure
+            words = f"{failure}; whether it was written is not known"
+            raise OutcomeUnknown(words, key=body.idempotency_key) from failure
+        return self._decoded(answer, Receipt)
 
-    async def _until_done(self, path: str, body: bytes, *, key: str, patience_s: float) -> Receipt:
+    async def delete(
+        self, topic: str, *, before_seq: int | None = None, tag: str | None = None, patience_s: float = PATIENCE_S
+    ) -> int:
+        """Remove records: those with a lower seq, those with a tag, or those with both. Returns how many went.
+
+        A try whose answer was lost is repeated, and then counts only what was left.
+        """
+        body: dict[str, Any] = {} if before_seq is None else {"before_seq": before_seq}
+        if tag is not None:
+            body["match"] = ["tag", "Eq", tag]
+        answer = await self._certainly(f"{_path(topic)}/delete", msgspec.json.encode(body), patience_s=patience_s)
+        return self._decoded(answer, _Deleted).deleted
+
+    async def _certainly(self, path: str, body: bytes, *, patience_s: float) -> bytes:
+        """For what may happen twice: the last failure says it all."""
+        try:
+            return await self._until_done(path, body, patience_s=patience_s)
+        except _Uncertain as uncertain:
+            raise uncertain.failure from None
+
+    async def _until_done(self, path: str, body: bytes, *, patience_s: float) -> bytes:
         backoff = Backoff()
         give_up_at = trio.current_time() + patience_s
         uncertain = False
@@ -128,7 +187,7 @@ class Client:
         while True:
             known = self._http.ever_connected
             try:
-                answer = await self._http.ask("POST", path, body)
+                return await self._http.ask("POST", path, body, repeat=patience_s > 0)
             except (ApiError, ClientError) as failure:
                 if isinstance(failure, Unreachable) and not known:
                     raise  # the address may simply be wrong
@@ -137,20 +196,37 @@ class Client:
                 hopeless = not is_passing(failure)
                 if hopeless or trio.current_time() + delay_s > give_up_at:
                     if uncertain:
-                        raise OutcomeUnknown(f"{failure}; whether it was written is not known", key=key) from failure
+                        raise _Uncertain(failure) from failure
                     raise
                 if not told:
                     told = True
                     self._notice(f"trying again: {failure}")
-            else:
-                return self._decoded(answer, Receipt)
             await trio.sleep(delay_s)
 
     # --- reading ---
 
     async def state(self, topic: str) -> TopicState:
         """Not counted as a read of the topic."""
-        return self._decoded(await self._http.ask("GET", f"/v0/topics/{quote(topic, safe='')}?touch=false"), TopicState)
+        return self._decoded(await self._http.ask("GET", f"{_path(topic)}?touch=false"), TopicState)
+
+    async def topics(self) -> AsyncIterator[TopicRow]:
+        """All topics, in the order of their names."""
+        query: dict[str, str | int] = {"page_size": limits.MAX_PAGE_SIZE}
+        while True:
+            page = self._decoded(await self._http.ask("GET", f"/v0/topics?{urlencode(query)}"), _Listing)
+            for row in page.topics:
+                yield row
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    async def read(
+        self, topic: str, from_seq: int = 0, *, limit: int = limits.MAX_LIMIT, tags: bool = True, meta: bool = True
+    ) -> Page:
+        """Records behind a seq, as many as one answer holds. Nothing is leased or changed by it, in a queue neither."""
+        fields = {"from_seq": from_seq, "limit": limit, "include_tags": tags, "include_meta": meta}
+        answer = await self._certainly(f"{_path(topic)}/diff", msgspec.json.encode(fields), patience_s=PATIENCE_S)
+        return self._decoded(answer, Page)
 
     async def seq_before(self, topic: str, ts_ms: int) -> int:
         """The seq behind which the records from this time on lie: where to start reading.
@@ -162,17 +238,13 @@ class Client:
         while low < high:
             # Everything up to `low` is older; the first record behind `high` is not, or there is none.
             middle = (low + high) // 2
-            record = await self._first_behind(topic, middle)
+            page = await self.read(topic, middle, limit=1, tags=False, meta=False)
+            record = next(iter(page), None)
             if record is not None and record.ts_ms < ts_ms:
                 low = record.seq
             else:
                 high = middle
         return low
-
-    async def _first_behind(self, topic: str, seq: int) -> Record | None:
-        body = msgspec.json.encode({"from_seq": seq, "limit": 1, "include_meta": False})
-        page = self._decoded(await self._http.ask("POST", f"/v0/topics/{quote(topic, safe='')}/diff", body), _Page)
-        return page.records[0] if page.records else None
 
     def subscribe(
         self,
@@ -194,6 +266,47 @@ class Client:
             options["node"] = node if isinstance(node, str) else list(node)
         return open_subscription(self.address, topics, options=options, notice=self._notice)
 
+    # --- the jobs of a queue ---
+
+    async def claim(
+        self, queue: str, node: str, *, max: int = 1, lease_ms: int | None = None, patience_s: float = PATIENCE_S
+    ) -> Claimed:
+        """Lease up to `max` jobs to a node, for the queue's `lease_ms` unless said otherwise. There may be none."""
+        body = claim_body(node, max=max, lease_ms=lease_ms)
+        return self._decoded(await self._certainly(f"{_path(queue)}/claim", body, patience_s=patience_s), Claimed)
+
+    async def ack(self, queue: str, node: str, jobs: Jobs, *, patience_s: float = PATIENCE_S) -> Acked:
+        """Jobs that are done: they are removed. Give the jobs themselves and their leases are compared, too; with seqs
+        alone the node has to be the holder.
+        """
+        body = jobs_body(node, jobs)
+        return self._decoded(await self._certainly(f"{_path(queue)}/ack", body, patience_s=patience_s), Acked)
+
+    async def nack(
+        self, queue: str, node: str, jobs: Jobs, *, delay_ms: int = 0, patience_s: float = PATIENCE_S
+    ) -> Nacked:
+        """Jobs for somebody else, at once or after a while."""
+        body = jobs_body(node, jobs, delay_ms=delay_ms)
+        return self._decoded(await self._certainly(f"{_path(queue)}/nack", body, patience_s=patience_s), Nacked)
+
+    async def extend(
+        self, queue: str, node: str, jobs: Jobs, *, lease_ms: int, patience_s: float = PATIENCE_S
+    ) -> Extended:
+        """Keep jobs for so much longer from now on."""
+        body = jobs_body(node, jobs, lease_ms=lease_ms)
+        return self._decoded(await self._certainly(f"{_path(queue)}/extend", body, patience_s=patience_s), Extended)
+
+    def work(
+        self, queue: str, node: str, *, max: int = 1, lease_ms: int | None = None
+    ) -> AbstractAsyncContextManager[Work]:
+        """Jobs as they come: `async with client.work("jobs", "w1", max=8) as work: async for job in work: ...`
+
+        Up to `max` are leased to this worker at a time; each that is acked makes room for the next. Jobs that are not
+        done when the block is left, or when the connection is lost, are released at once. A connection that is lost is
+        made again.
+        """
+        return open_work(self.address, queue, node=node, max=max, lease_ms=lease_ms, notice=self._notice)
+
     def _decoded(self, answer: bytes, kind: type[_T]) -> _T:
         try:
             return msgspec.json.decode(answer, type=kind)
@@ -202,6 +315,18 @@ class Client:
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+
+class _Uncertain(Exception):
+    """Given up; one of the tries may have taken effect."""
+
+    def __init__(self, failure: ApiError | ClientError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def _path(topic: str) -> str:
+    return f"/v0/topics/{quote(topic, safe='')}"
 
 
 def _tagged(record: Any, tag: str | None) -> NewRecord:

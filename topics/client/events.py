@@ -33,7 +33,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.data, type=type)
 
 
-_record_decoder = msgspec.json.Decoder(Record)
+read_record = msgspec.json.Decoder(Record).decode
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.raw)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(_record_decoder.decode, self.raw)
+        return map(read_record, self.raw)
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):

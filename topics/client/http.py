@@ -1,8 +1,10 @@
 """Requests over one HTTP/1.1 connection that is kept alive: one at a time, in the order in which they were made.
 
-Every request made here is safe to send twice: reads, and appends that carry a key. So one that meets a connection that
-has ended since is sent once more on a new one; beyond that nothing is repeated. A failure says whether a request was on
-its way: `Unreachable` if none was, `ConnectionLost` if one was. A connection is not used again after a failure.
+Almost every request made here is safe to send twice: reads, appends that carry a key, claims and what is said about
+leases. So one that meets a connection that has ended since is sent once more on a new one; beyond that nothing is
+repeated. The exception is an append to a topic that does not remember keys: `repeat=False`, and it gets a connection of
+which nobody can say that it had ended before. A failure says whether a request was on its way: `Unreachable` if none
+was, `ConnectionLost` if one was. A connection is not used again after a failure.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ class HttpConnection:
         if stream is not None:
             await trio.aclose_forcefully(stream)
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    async def ask(self, method: str, path: str, body: bytes = b"", *, repeat: bool = True) -> bytes:
         """The body of a success; any other answer is an ApiError."""
         async with self._lock:
+            if not repeat:
+                await self.aclose()
             if self._stream is None:
                 return await self._exchange(method, path, body)
             try:

@@ -87,7 +87,7 @@ async def open_subscription(
     await _greet(address)
     send, receive = trio.open_memory_channel[Event](0)
     feed = Feed(address, Positions(starts), options=options, notice=notice)
-    with _sole_exception():
+    with sole_exception():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(feed.run, send)
             await feed.begun.wait()
@@ -113,7 +113,7 @@ async def _greet(address: Address) -> None:
 
 
 @contextmanager
-def _sole_exception() -> Iterator[None]:
+def sole_exception() -> Iterator[None]:
     """The one exception of a nursery without the group around it."""
     try:
         yield

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from topics import limits
-from topics.actors.messages import Append, DeleteRecords, Diff, PutRouter
+from topics.actors.messages import Ack, Append, Claim, DeleteRecords, Diff, Extend, Nack, PutRouter
 from topics.errors import ApiError, invalid
 from topics.settings import Settings
 from topics.storage import columns
@@ -403,3 +403,103 @@ def decode_router(body: bytes | bytearray, router: str) -> PutRouter:
         allow_cycle=given.allow_cycle,
         guarantee=given.guarantee,
     )
+
+
+# --- queues ------------------------------------------------------------------------------------------
+
+
+class _ClaimIn(msgspec.Struct):
+    node: str
+    max: int | None = None
+    lease_ms: int | None = None
+
+
+class _AckIn(msgspec.Struct):
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] | None = None
+
+
+class _NackIn(_AckIn):
+    delay_ms: int | None = None
+
+
+class _ExtendIn(_AckIn, kw_only=True):
+    lease_ms: int
+
+
+_claim_decoder = msgspec.json.Decoder(_ClaimIn)
+_ack_decoder = msgspec.json.Decoder(_AckIn)
+_nack_decoder = msgspec.json.Decoder(_NackIn)
+_extend_decoder = msgspec.json.Decoder(_ExtendIn)
+_LEASE_ID = re.compile(r"lease_([0-9a-f]{1,16})\Z")
+
+
+def decode_claim(body: bytes | bytearray, topic: str, settings: Settings) -> Claim:
+    given = decode_json(_claim_decoder, body or b"{}")
+    return Claim(
+        topic,
+        check_node(given.node, settings),
+        claim_size(1 if given.max is None else given.max, settings),
+        None if given.lease_ms is None else lease_time(given.lease_ms),
+    )
+
+
+def decode_ack(body: bytes | bytearray, topic: str, settings: Settings) -> Ack:
+    given = decode_json(_ack_decoder, body or b"{}")
+    return Ack(topic, *_held(given, settings))
+
+
+def decode_nack(body: bytes | bytearray, topic: str, settings: Settings) -> Nack:
+    given = decode_json(_nack_decoder, body or b"{}")
+    delay_ms = given.delay_ms or 0
+    if delay_ms < 0:
+        raise invalid("delay_ms must not be negative", field="delay_ms")
+    return Nack(topic, *_held(given, settings), min(delay_ms, limits.DELAY_MS_RANGE[1]))
+
+
+def decode_extend(body: bytes | bytearray, topic: str, settings: Settings) -> Extend:
+    given = decode_json(_extend_decoder, body or b"{}")
+    return Extend(topic, *_held(given, settings), lease_time(given.lease_ms))
+
+
+def check_node(node: str, settings: Settings) -> str:
+    if not node:
+        raise invalid("node must name the worker", field="node")
+    _check_text(node, settings.max_node_bytes, "node")
+    return node
+
+
+def claim_size(most: int, settings: Settings) -> int:
+    if most < 1:
+        raise invalid("max must be at least 1", field="max")
+    return min(most, settings.max_claim)
+
+
+def lease_time(lease_ms: int) -> int:
+    if lease_ms < 0:
+        raise invalid("lease_ms must not be negative", field="lease_ms")
+    low, high = limits.LEASE_MS_RANGE
+    return min(max(lease_ms, low), high)
+
+
+def _held(given: _AckIn, settings: Settings) -> tuple[str, list[int], list[int] | None]:
+    """Who speaks of which jobs; a token that is none of ours is one that matches no lease."""
+    node = check_node(given.node, settings)
+    seqs = given.seqs
+    if not seqs:
+        raise invalid("seqs must name at least one job", field="seqs")
+    if len(seqs) > settings.max_claim:
+        raise ApiError(
+            "batch_too_large",
+            f"{len(seqs)} seqs in one request; the most is {settings.max_claim}",
+            {"count": len(seqs), "max": settings.max_claim},
+        )
+    for seq in seqs:
+        unsigned(seq, "seqs")
+    if given.lease_ids is None:
+        return node, seqs, None
+    if len(given.lease_ids) != len(seqs):
+        raise invalid("lease_ids must have one token for each of seqs", field="lease_ids")
+    found = [_LEASE_ID.match(token) for token in given.lease_ids]
+    return node, seqs, [int(token[1], 16) if token else 0 for token in found]

@@ -50,7 +50,8 @@ class Calls:
 
     def __init__(self, *, shards: int, timeout_ms: int) -> None:
         self.router = shards
-        peers = shards + 1
+        self.queue = shards + 1
+        peers = shards + 2
         self._links: list[Link | None] = [None] * peers
         self.timeout_ms = timeout_ms
         self._pending: list[dict[int, Pending]] = [{} for _ in range(peers)]
@@ -76,7 +77,7 @@ class Calls:
             entry.finish(error_response(_unknown_outcome(self._name(shard))))
 
     def _name(self, peer: int) -> str:
-        return "router" if peer == self.router else f"shard-{peer}"
+        return {self.router: "router", self.queue: "queue"}.get(peer, f"shard-{peer}")
 
     def linked(self, shard: int) -> bool:
         return self._links[shard] is not None

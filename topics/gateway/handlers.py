@@ -46,6 +46,7 @@ class Handlers:
         self.settings = settings
         self._linked = linked  # whether this gateway can reach a shard: it may be up before its link is
         self.shards = shards
+        self._queue = shards + 1  # the coordinator's number among those we ask
         self.board = board
         self.started_ns = time.monotonic_ns()
         self.draining = False
@@ -99,7 +100,7 @@ class Handlers:
         return RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
 
     def get_topic(self, request: Request) -> Outcome:
-        def render(answer: messages.TopicReport, _: bytes | memoryview) -> Response:
+        def render(answer: messages.TopicReport, counts: dict[str, int] | None) -> Response:
             content = {
                 "topic": request.name,
                 "type": answer.config.type,
@@ -109,14 +110,39 @@ class Handlers:
                 "count": answer.count,
                 "bytes": answer.bytes,
                 "config": answer.config,
+                **({} if counts is None else {"queue": counts}),
                 "effective_priority": answer.effective_priority,
                 "last_write_ts": answer.last_write_ts,
                 "last_read_ts": answer.last_read_ts,
             }
             return Response(200, with_performance(content, request.started_ns))
 
+        def count(answers: list[messages.TopicReport]) -> Outcome:
+            report = answers[0]
+            if report.config.type != "queue":
+                return render(report, None)
+            row = messages.QueueRow(request.name, report.topic_id, report.count, report.removals)
+            return self._counted([row], lambda counts: render(report, counts.get(request.name)))
+
         head = messages.GetTopic(request.name, flag(request, "touch", True))
-        return RenderedCall(rendered=render, shard=request.shard, op=Op.GET_TOPIC, head=head)
+        return Gather([Call(shard=request.shard, op=Op.GET_TOPIC, head=head)], count)
+
+    def _counted(
+        self, rows: list[messages.QueueRow], render: Callable[[dict[str, dict[str, int]]], Response]
+    ) -> Outcome:
+        """Ask the coordinator for the counters of these queues; one that is gone by now has none."""
+
+        def counted(answer: messages.QueuesCounted, _: bytes | memoryview) -> Response:
+            return render(
+                {
+                    row.topic: {"ready": one.ready, "in_flight": one.in_flight, "dead_lettered": one.dead_lettered}
+                    for row, one in zip(rows, answer.counts, strict=True)
+                    if one is not None
+                }
+            )
+
+        head = messages.CountQueues(rows)
+        return RenderedCall(rendered=counted, shard=self._queue, op=Op.COUNT_QUEUES, head=head)
 
     def list_topics(self, request: Request) -> Outcome:
         size = page_size(request)
@@ -127,16 +153,23 @@ class Handlers:
             touch=flag(request, "touch", False),
         )
 
-        def render(answers: list[messages.TopicsListed]) -> Response:
+        def render(answers: list[messages.TopicsListed]) -> Outcome:
             rows = heapq.merge(*(answer.rows for answer in answers), key=lambda row: row.topic)
             page = [row for _, row in zip(range(size), rows, strict=False)]
             more = any(answer.more for answer in answers) or sum(len(a.rows) for a in answers) > size
-            content: dict[str, Any] = {
-                "topics": [{name: getattr(row, name) for name in row.__struct_fields__} for row in page]
-            }
-            if more and page:
-                content["next_cursor"] = cursor(page[-1].topic)
-            return Response(200, with_performance(content, request.started_ns))
+
+            def answer(counts: dict[str, dict[str, int]]) -> Response:
+                content: dict[str, Any] = {"topics": [_listed(row, counts.get(row.topic)) for row in page]}
+                if more and page:
+                    content["next_cursor"] = cursor(page[-1].topic)
+                return Response(200, with_performance(content, request.started_ns))
+
+            queues = [row for row in page if row.topic_id]
+            if not queues:
+                return answer({})
+            return self._counted(
+                [messages.QueueRow(row.topic, row.topic_id, row.count, row.removals) for row in queues], answer
+            )
 
         calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]
         return Gather(calls, render)
@@ -155,7 +188,8 @@ class Handlers:
         waiting = [
             row for at, row in enumerate(rows) if row.state != State.READY or row[Word.DERIVING] or not self._linked(at)
         ]
-        waiting += [row for row in self.board.rows() if row.name == "router" and row.state != State.READY]
+        others = ("router", "queue")
+        waiting += [row for row in self.board.rows() if row.name in others and row.state != State.READY]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
             states = {row.name: row.state.name.lower() for row in waiting}
@@ -169,6 +203,14 @@ class Handlers:
             "topics": sum(row[Word.TOPICS] for row in rows),
         }
         return Response(200, with_performance(content, request.started_ns))
+
+
+_LISTED = ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+
+
+def _listed(row: messages.TopicRow, counts: dict[str, int] | None) -> dict[str, Any]:
+    shown = {name: getattr(row, name) for name in _LISTED}
+    return shown if counts is None else {**shown, "queue": counts}
 
 
 def shutting_down() -> ApiError:

@@ -24,6 +24,7 @@ from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
@@ -65,7 +66,8 @@ class Gateway:
         self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
         watches = Watches(self._streams, shards=context.shards)
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
-        routes = Routes(self._handlers, watches, routers)
+        queues = QueueHandlers(self._streams, peer=self._calls.queue)
+        routes = Routes(self._handlers, watches, routers, queues)
         self.cold = ColdLane(
             settings=settings, routes=routes, handlers=self._handlers, calls=self._calls, watches=watches
         )
@@ -189,6 +191,10 @@ class Gateway:
     def _link_up(self, peer: str, link: Link) -> None:
         if peer == "router":
             self._calls.link_up(self._calls.router, link)
+        elif peer == "queue":
+            self._calls.link_up(self._calls.queue, link)
+            self._streams.works.link_up()
+            self._calls.flush()
         elif peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
             self._calls.link_up(shard, link)
@@ -196,8 +202,8 @@ class Gateway:
             self._calls.flush()
 
     def _link_down(self, peer: str) -> None:
-        if peer == "router":
-            self._calls.link_down(self._calls.router)
+        if peer in ("router", "queue"):
+            self._calls.link_down(self._calls.router if peer == "router" else self._calls.queue)
             self._hot.send_dirty()
         elif peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))

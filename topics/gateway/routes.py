@@ -14,6 +14,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway.bodies import check_name, check_router_name
 from topics.gateway.exchange import Outcome, Request
 from topics.gateway.handlers import Handlers
+from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.watches import Watches
 from topics.storage.config import owner_of_name
@@ -34,9 +35,9 @@ _NAME = "\0"  # stands for a topic's name in the table; no request target can co
 
 
 class Routes:
-    def __init__(self, handlers: Handlers, watches: Watches, routers: RouterHandlers) -> None:
+    def __init__(self, handlers: Handlers, watches: Watches, routers: RouterHandlers, queues: QueueHandlers) -> None:
         self._shards = handlers.shards
-        self._streaming = (watches.open, watches.socket)
+        self._streaming = (watches.open, watches.socket, queues.work)
         self.append: Handler = handlers.append
         self._table: dict[tuple[str, ...], dict[str, Handler]] = {
             ("v0", "topics"): {"GET": handlers.list_topics},
@@ -48,6 +49,11 @@ class Routes:
             },
             ("v0", "topics", _NAME, "diff"): {"POST": handlers.diff},
             ("v0", "topics", _NAME, "delete"): {"POST": handlers.delete_records},
+            ("v0", "topics", _NAME, "claim"): {"POST": queues.claim},
+            ("v0", "topics", _NAME, "ack"): {"POST": queues.ack},
+            ("v0", "topics", _NAME, "nack"): {"POST": queues.nack},
+            ("v0", "topics", _NAME, "extend"): {"POST": queues.extend},
+            ("v0", "topics", _NAME, "work"): {"GET": queues.work},
             ("v0", "routers"): {"GET": routers.list},
             ("v0", "routers", _NAME): {
                 "PUT": routers.put,

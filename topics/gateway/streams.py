@@ -23,6 +23,7 @@ from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
 from topics.gateway.plain import PlainEntry, PlainRoute
 from topics.gateway.watcher import Outlet
+from topics.gateway.works import Works
 from topics.settings import Settings
 
 HOME = 0  # the shard that keeps the sessions
@@ -65,6 +66,7 @@ class Streams:
         self.now_ns = time.monotonic_ns()
         self.publish: Callable[[PlainRoute, PlainEntry, int, bytes], None] = _nowhere
         self.send_runs: Callable[[], None] = lambda: None  # pass on what was published so far
+        self.works = Works(calls)
         self._open: dict[int, Stream] = {}
         self._sessions: OrderedDict[str, Remembered] = OrderedDict()
         self._due: list[tuple[int, int, Stream]] = []
@@ -101,6 +103,9 @@ class Streams:
     # --- what shards say unasked ---
 
     def unasked(self, shard: int, message: bytes) -> None:
+        if shard == self.calls.queue:
+            self.works.unasked(message)
+            return
         if self.feeds.take(shard, message):
             return
         op = message[0]
@@ -151,6 +156,7 @@ class Streams:
 
     def sweep(self, now_ns: int) -> None:
         self.feeds.sweep()
+        self.works.retry()
         for stream in list(self._open.values()):
             stream.sweep(now_ns)
 

@@ -88,6 +88,7 @@ class Leases:
         self._timers: list[tuple[int, int]] = []  # a heap of (deadline, seq); some no longer hold
         self._streams: dict[int, set[int]] = {}
         self._next = first_number  # the next lease's number
+        self._highest = 0  # the highest seq that was ever in the table
         self.cursor = 0  # jobs up to here are not fresh, but for those that `replay` did not know
         self.in_flight = 0
         self.hidden = 0  # delayed, or on their way to the dead letters
@@ -170,9 +171,13 @@ class Leases:
             heapq.heappop(free)
         return False
 
-    def claimable(self, seq: int) -> bool:
+    def claimable(self, seq: int, *, fresh: bool) -> bool:
         lease = self._jobs.get(seq)
-        return lease is None or (lease.state, Event.CLAIM) in TRANSITIONS
+        return fresh if lease is None else (lease.state, Event.CLAIM) in TRANSITIONS
+
+    def rewind(self, seqs: Iterable[int]) -> None:
+        """These are fresh still: the cursor goes back before them."""
+        self.cursor = min([self.cursor, *(seq - 1 for seq in seqs)])
 
     def claim(self, seqs: Iterable[int], *, node: str, deadline_ms: int, stream: int = 0) -> list[Lease]:
         """Lease these jobs, which are claimable or fresh, to a node."""
@@ -183,8 +188,9 @@ class Leases:
             self._next = number + 1
             lease = self._jobs.get(seq)
             if lease is None:
-                lease = self._jobs[seq] = Lease(seq, State.FREE, node, number, deadline_ms, 1)
-                lease.stream = stream
+                lease = self._jobs[seq] = Lease(seq, State.FREE, node, number, deadline_ms, 1, stream)
+                if seq > self._highest:
+                    self._highest = seq
             else:
                 lease.node, lease.number, lease.deadline_ms = node, number, deadline_ms
                 lease.deliveries += 1
@@ -196,6 +202,8 @@ class Leases:
 
     def held_beyond(self, cursor: int, most: int) -> list[int]:
         """Jobs of the table that a reading of fresh ones from a cursor would meet, lowest first."""
+        if cursor >= self._highest:
+            return []
         beyond = [seq for seq in self._jobs if seq > cursor]
         return sorted(beyond) if len(beyond) <= most else heapq.nsmallest(most, beyond)
 
@@ -349,6 +357,7 @@ class Leases:
     def _restore(self, job: JobState) -> None:
         lease = Lease(job.seq, State.FREE, job.node, job.lease, job.deadline, job.deliveries, job.stream)
         self._jobs[job.seq] = lease
+        self._highest = max(self._highest, job.seq)
         self._move(lease, State(job.state))
         heapq.heappush(self._timers, (job.deadline, job.seq))
 

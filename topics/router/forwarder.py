@@ -18,9 +18,9 @@ import trio
 
 from topics import limits
 from topics.actors import messages
+from topics.actors.asks import Asks, Unavailable, is_gone
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.router.asks import Asks, Unavailable, is_gone
 from topics.router.copying import copy
 from topics.router.source import Source
 from topics.storage.routers import Rule

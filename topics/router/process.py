@@ -20,12 +20,12 @@ import msgspec
 import trio
 
 from topics.actors import messages
+from topics.actors.asks import Asks, Unavailable
 from topics.actors.context import Context
 from topics.actors.idle import Idle
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
-from topics.router.asks import Asks, Unavailable
 from topics.router.forwarder import Forwarder, TopicGone
 from topics.router.rules import Rules
 from topics.router.source import Source

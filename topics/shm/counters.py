@@ -83,6 +83,11 @@ class Word:
     WAL_SYNC_US_SUM: Final = 38
     FORWARDED: Final = 39
     DERIVING: Final = 40
+    QUEUES: Final = 41
+    LEASES: Final = 42
+    JOBS_CLAIMED: Final = 43
+    JOBS_ACKED: Final = 44
+    DEAD_LETTERED: Final = 45
     SYNC_BUCKETS: Final = 48
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
@@ -131,6 +136,11 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.WAL_READ_ONLY, "wal_read_only", _P, "1 while the disk takes no appends"),
     WordInfo(Word.FORWARDED, "forwarded", _P, "records it copied from topics to topics"),
     WordInfo(Word.DERIVING, "deriving", _P, "topics whose copies are being made again after a restart"),
+    WordInfo(Word.QUEUES, "queues", _P, "queues whose leases it knows"),
+    WordInfo(Word.LEASES, "leases", _P, "jobs that somebody holds"),
+    WordInfo(Word.JOBS_CLAIMED, "jobs_claimed", _P, "jobs handed out since it started"),
+    WordInfo(Word.JOBS_ACKED, "jobs_acked", _P, "jobs completed since it started"),
+    WordInfo(Word.DEAD_LETTERED, "dead_lettered", _P, "jobs moved to dead letters since it started"),
     WordInfo(Word.WAL_SYNC_US_SUM, "wal_sync_us_sum", _P, "microseconds spent in syncs"),
     WordInfo(Word.SYNC_BUCKETS, "sync_buckets", _P, "syncs by duration, see sync_bucket", SYNC_BUCKET_COUNT),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),

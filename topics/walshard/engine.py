@@ -23,16 +23,17 @@ from topics.storage import columns
 from topics.storage.config import TopicConfig, topic_id
 from topics.storage.control import DeleteFrame
 from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
+from topics.storage.leases import is_log_name
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.clock import Clock
 from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies
 from topics.walshard.idempotency import Remembered
+from topics.walshard.jobs import Jobs, removals
 from topics.walshard.pipes import Pipes
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
-from topics.walshard.rows import Row
 from topics.walshard.sessions import Sessions
 from topics.walshard.syncer import Syncer
 from topics.walshard.tails import Tails
@@ -42,6 +43,8 @@ from topics.walshard.wal import Wal
 _PLAIN = int(Op.APPEND_PLAIN)
 _APPEND = int(Op.APPEND)
 _FORWARD = int(Op.FORWARD)
+_COMPLETE = int(Op.COMPLETE_JOBS)
+_LOG = int(Op.LOG_LEASES)
 
 
 class Engine:
@@ -83,6 +86,15 @@ class Engine:
             now_ms=clock.now_ms,
             check_room=self._check_room,
         )
+        self.jobs = Jobs(
+            topics=topics,
+            totals=totals,
+            commit=self.commit,
+            cache=self.cache,
+            refresh=self.refresh,
+            now_ms=clock.now_ms,
+            history_bytes=settings.lease_history_bytes,
+        )
         self.commit.on_publish = self._published
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
@@ -99,6 +111,7 @@ class Engine:
             **self.tails.handlers,
             **self.sessions.handlers,
             **self.pipes.handlers,
+            **self.jobs.handlers,
         }
 
     def handle(self, message: bytes, reply_to: ReplyTo) -> None:
@@ -122,6 +135,11 @@ class Engine:
                 answer = self._append(request, body, reply_to, correlation, 1)
             elif op == _FORWARD:
                 answer = self.pipes.forward(request, body, reply_to, correlation)
+            elif op == _COMPLETE:
+                answer = self.jobs.complete(request, body, reply_to, correlation)
+            elif op == _LOG:
+                self.jobs.log(request, body, reply_to, correlation)
+                return
             else:
                 self.commit.write()
                 answer = self._handlers[op](request, reply_to, correlation)
@@ -143,6 +161,7 @@ class Engine:
         self.polls.cancel(reply_to)
         self.tails.follower_gone(reply_to)
         self.sessions.gateway_gone(reply_to)
+        self.jobs.caller_gone(reply_to)
 
     def refresh(self, topic: Topic) -> None:
         """Bring what depends on time up to date before a topic is looked at."""
@@ -269,7 +288,7 @@ class Engine:
 
     def _check_quota(self, *, new_topic: bool, size: int) -> None:
         settings = self.settings
-        topics, total = self._instance_totals() if self._instance_totals else (len(self.topics), self.totals.bytes)
+        topics, total = self._instance_totals() if self._instance_totals else (self.topic_count, self.totals.bytes)
         total += self.totals.pending_bytes
         if new_topic and settings.max_topics and topics >= settings.max_topics:
             raise throttled_by("max_topics", settings.max_topics, "delete topics you no longer need")
@@ -303,8 +322,15 @@ class Engine:
         return topic
 
     def _forget_topic(self, topic: Topic) -> None:
-        if self.topics.get(topic.name) is topic:
+        if is_log_name(topic.name):
+            self.jobs.forget_log(topic)
+        elif self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
+
+    @property
+    def topic_count(self) -> int:
+        """Without the leases logs, which nobody sees."""
+        return len(self.topics) - self.jobs.logs
 
     # --- control commands ----------------------------------------------------------------------------
 
@@ -346,6 +372,7 @@ class Engine:
             topic.touched()
             retention.expire(topic, now_ms=now)
             retention.enforce_caps(topic)
+            self.jobs.configured(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(created, config))
@@ -369,6 +396,8 @@ class Engine:
             effective_priority=effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=now),
             last_write_ts=topic.last_write_ts,
             last_read_ts=topic.last_read_ts,
+            topic_id=topic.id,
+            removals=removals(topic),
         )
         return messages.pack(Op.GET_TOPIC, correlation, report)
 
@@ -384,15 +413,20 @@ class Engine:
                 f'topic "{topic.name}" holds {count} records',
                 {"topic": topic.name, "count": count},
             )
-        self.commit.make_room(frame_bytes(key_len=0, body_len=0), reserve=True)
-        self.wal.stage(FrameType.DROP, topic_id=topic.id, ts=self.clock.now_ms())
+        log = self.jobs.log_of(topic)
+        gone = [topic] if log is None else [log, topic]  # the log first: without its queue it would mean nothing
+        self.commit.make_room(len(gone) * frame_bytes(key_len=0, body_len=0), reserve=True)
+        for each in gone:
+            self.wal.stage(FrameType.DROP, topic_id=each.id, ts=self.clock.now_ms())
         self.commit.write_control()
-        del self.topics[topic.name]
-        topic.drop()
-        self.dropped.append(topic)
+        for each in gone:
+            self._forget_topic(each)
+            each.drop()
+            self.dropped.append(each)
         self.polls.topic_dropped(topic)
         self.tails.topic_dropped(topic)
         self.pipes.topic_dropped(topic)
+        self.jobs.topic_dropped(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(True))
@@ -404,7 +438,8 @@ class Engine:
         """The next topics by name. A heap keeps it linear in the shard's topics, whatever the page."""
         after, prefix = request.after, request.prefix
         names = heapq.nsmallest(
-            request.limit + 1, (name for name in self.topics if name > after and name.startswith(prefix))
+            request.limit + 1,
+            (name for name in self.topics if name > after and name.startswith(prefix) and not is_log_name(name)),
         )
         now = self.clock.now_ms()
         rows = []
@@ -413,6 +448,7 @@ class Engine:
             self.refresh(topic)
             if request.touch:
                 topic.last_read_ts = now
+            is_queue = topic.config.type == "queue"
             rows.append(
                 messages.TopicRow(
                     topic=name,
@@ -422,6 +458,8 @@ class Engine:
                     bytes=topic.bytes,
                     durable=topic.config.durable,
                     effective_priority=effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=now),
+                    topic_id=topic.id if is_queue else 0,
+                    removals=removals(topic) if is_queue else 0,
                 )
             )
         return messages.pack(Op.LIST_TOPICS, correlation, messages.TopicsListed(rows, len(names) > request.limit))
@@ -442,7 +480,9 @@ class Engine:
         bound = topic.head_seq + 1
         if request.before_seq is not None:
             bound = min(bound, request.before_seq)
-        seqs = None if request.tag is None else seqs_with_tag(topic, request.tag, prefix=request.prefix, below=bound)
+        seqs = None
+        if request.tag is not None:
+            seqs = reads.seqs_with_tag(topic, request.tag, prefix=request.prefix, below=bound)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
             sources = topic.sources_of(below=bound, seqs=seqs)
@@ -499,23 +539,3 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, CorruptData):
         return ApiError("internal", f"stored data is damaged: {error}")
     return write_failed(error)
-
-
-def seqs_with_tag(topic: Topic, tag: str, *, prefix: bool, below: int) -> list[int]:
-    """Live seqs below a bound whose tag matches, from the segments' tag pages and the tail's index."""
-    found: list[int] = []
-    for segment in topic.segments:
-        if segment.sealed and segment.live_rows and segment.first_seq < below:
-            found.extend(segment.seqs_with_tag(tag, prefix=prefix))
-    tail = topic.tail_tags()
-    found.extend(tail.with_prefix(tag) if prefix else tail.equal(tag))
-    live = []
-    row: Row | None = None
-    for seq in found:
-        if seq >= below:
-            continue
-        if row is None or not row.first <= seq <= row.last:
-            row = topic.rows.find(seq)
-        if row is not None and row.live and row.is_live(seq - row.first):
-            live.append(seq)
-    return live

@@ -178,7 +178,7 @@ class Mover:
 
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
-        dead = self._engine.totals.dead_segments
+        dead = self._engine.totals.all_dead_segments
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
@@ -334,7 +334,7 @@ class Mover:
                     dirty.append((segment, segment.dirty))
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
-        engine.totals.dead_segments = 0
+        engine.totals.dead_segments_gone()
         self._flushed = self._pipe_flushed = False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []

@@ -49,7 +49,9 @@ async def run(context: Context) -> None:
 class Shard:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._links: dict[str, Link] = dict(context.links)
+        self._links: dict[str, Link] = {}
+        for peer, link in context.links.items():
+            self._link_up(peer, link)
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
@@ -245,7 +247,7 @@ class Shard:
             self._settled = False
         # Before the answers go out: other shards read these for the limits of the whole instance.
         words = self._context.row.words
-        words[Word.TOPICS] = len(engine.topics)
+        words[Word.TOPICS] = engine.topic_count
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.DERIVING] = len(engine.pipes.deriving)
         for link in self._links.values():
@@ -278,7 +280,10 @@ class Shard:
     # --- callbacks -----------------------------------------------------------------------------------
 
     def _link_up(self, peer: str, link: Link) -> None:
-        self._links = {**self._links, peer: link}  # a round may be under way
+        # Another dict, because a round may be under way. The coordinator's comes first: it has to know of a change
+        # before the client that made it does.
+        others = {name: known for name, known in self._links.items() if name != peer}
+        self._links = {peer: link, **others} if peer == "queue" else {**others, peer: link}
 
     def _link_down(self, peer: str) -> None:
         link = self._links.get(peer)
@@ -298,7 +303,7 @@ class Shard:
 
     def _instance_totals(self) -> tuple[int, int]:
         """Topics and bytes of all shards: the others' as they last said, ours as they are."""
-        topics, size = len(self._engine.topics), self._engine.totals.bytes
+        topics, size = self._engine.topic_count, self._engine.totals.bytes
         for row in self._context.board.rows():
             if row.name != self._context.name:
                 topics += row[Word.TOPICS]
@@ -308,7 +313,7 @@ class Shard:
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
         words = self._context.row.words
-        words[Word.TOPICS] = len(engine.topics)
+        words[Word.TOPICS] = engine.topic_count
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests

@@ -206,3 +206,23 @@ def diffed(topic: Topic, reading: Reading, correlation: int, *, waited_ms: int) 
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
         % (following, head, earliest, caught_up, tombstone, head - following),
     )
+
+
+def seqs_with_tag(topic: Topic, tag: str, *, prefix: bool, below: int) -> list[int]:
+    """Live seqs below a bound whose tag matches, from the segments' tag pages and the tail's index."""
+    found: list[int] = []
+    for segment in topic.segments:
+        if segment.sealed and segment.live_rows and segment.first_seq < below:
+            found.extend(segment.seqs_with_tag(tag, prefix=prefix))
+    tail = topic.tail_tags()
+    found.extend(tail.with_prefix(tag) if prefix else tail.equal(tag))
+    live = []
+    row: Row | None = None
+    for seq in found:
+        if seq >= below:
+            continue
+        if row is None or not row.first <= seq <= row.last:
+            row = topic.rows.find(seq)
+        if row is not None and row.live and row.is_live(seq - row.first):
+            live.append(seq)
+    return live

@@ -33,6 +33,7 @@ from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, WalHeader, decode_wal_header, find_frame_after, scan
+from topics.storage.leases import is_log_name
 from topics.storage.paths import (
     index_path,
     parse_numbered,
@@ -186,6 +187,9 @@ class Recovery:
                     "this shard. Restore the folder from a backup"
                 )
 
+    def _totals_of(self, name: str) -> Totals:
+        return self._totals.internal if is_log_name(name) else self._totals
+
     def _mine(self, topic_id: int) -> bool:
         return owner_of_id(topic_id, self._shards) == self._shard
 
@@ -212,7 +216,7 @@ class Recovery:
             config=state.config,
             created_ms=state.created_ms,
             ceiling=state.ceiling,
-            totals=self._totals,
+            totals=self._totals_of(state.name),
         )
         topic.restore(state)
         self._topics[state.id] = topic
@@ -474,7 +478,7 @@ class Recovery:
                 config=body.config,
                 created_ms=body.created_ms,
                 ceiling=body.ceiling,
-                totals=self._totals,
+                totals=self._totals_of(body.name),
             )
         else:
             retention.raise_floor(topic, cap_seq=body.cap_seq, ttl_seq=body.ttl_seq)

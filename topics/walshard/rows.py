@@ -7,6 +7,7 @@ flag is not DELETED; `live` and `size` count the live ones.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ class Row(msgspec.Struct, eq=False):
     skip: int = 0
     flags: bytearray | None = None
     rendered: Any = None  # a render.Rendered, kept by the cache
+    sizes: array[int] | None = None  # of its records, while they are deleted one by one
 
     @property
     def last(self) -> int:

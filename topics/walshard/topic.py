@@ -9,6 +9,7 @@ Only retention.py moves evict_floor; deletes never do. Everything persisted is i
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from topics.storage.columns import Columns
@@ -29,6 +30,21 @@ class Totals:
         self.bytes = 0  # of live records
         self.pending_bytes = 0  # of records that are not readable yet
         self.dead_segments = 0  # files that only wait for the next snapshot
+        self._internal: Totals | None = None
+
+    @property
+    def internal(self) -> Totals:
+        """The same for topics that no client sees and no quota counts."""
+        if self._internal is None:
+            self._internal = Totals()
+        return self._internal
+
+    @property
+    def all_dead_segments(self) -> int:
+        return self.dead_segments + self.internal.dead_segments
+
+    def dead_segments_gone(self) -> None:
+        self.dead_segments = self.internal.dead_segments = 0
 
 
 class Topic:
@@ -74,6 +90,7 @@ class Topic:
         self.tags: TagIndex | None = None
         self.hops_read = 0  # how far the next in the ring has read
         self.flushing = False
+        self.completed = 0  # of a queue: jobs deleted by acks, since the process started
         self.dropped = False
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
         self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
@@ -182,7 +199,7 @@ class Topic:
                 self.totals.dead_segments += 1
         if not isinstance(source, Copies):  # the mover may be reading it, and it is nowhere else
             row.body = None
-        row.rendered = None
+        row.rendered = row.sizes = None
 
     def drop(self) -> None:
         """The topic is gone: nothing of it counts any more, and its rows let go of their files."""
@@ -225,25 +242,29 @@ class Topic:
         self.deleted_total += deleted
         return deleted
 
-    def delete_seqs(self, seqs: Iterable[int]) -> int:
-        """These seqs (ascending), as far as they are live."""
+    def delete_seqs(self, seqs: Iterable[int], *, keep_sizes: bool = False) -> int:
+        """These seqs (ascending), as far as they are live. keep_sizes: more of the same batches will follow."""
         deleted = 0
         row: Row | None = None
         indexes: list[int] = []
         for seq in seqs:
             if row is None or not row.first <= seq <= row.last:
                 if row is not None and indexes:
-                    deleted += self._delete_in(row, indexes)
+                    deleted += self._delete_in(row, indexes, keep_sizes=keep_sizes)
                 row, indexes = self.rows.find(seq), []
             if row is not None and row.live and row.is_live(seq - row.first):
                 indexes.append(seq - row.first)
         if row is not None and indexes:
-            deleted += self._delete_in(row, indexes)
+            deleted += self._delete_in(row, indexes, keep_sizes=keep_sizes)
         self.trim_front()
         self.deleted_total += deleted
         return deleted
 
-    def _delete_in(self, row: Row, indexes: list[int]) -> int:
+    def is_live(self, seq: int) -> bool:
+        row = self.rows.find(seq)
+        return row is not None and row.live > 0 and row.is_live(seq - row.first)
+
+    def _delete_in(self, row: Row, indexes: list[int], *, keep_sizes: bool = False) -> int:
         for index in indexes:
             row.mark_deleted(index)
         row.rendered = None
@@ -251,7 +272,9 @@ class Topic:
             self.pipe.deleted.update(self.pipe.sources_of(row, indexes))
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
-        self.remove(row, indexes, sizes=None)
+        if keep_sizes and row.sizes is None and len(indexes) < row.live:
+            row.sizes = array("I", record_sizes(row))
+        self.remove(row, indexes, sizes=row.sizes)
         return len(indexes)
 
     # --- tags of what no sealed segment covers ---

@@ -1,5 +1,8 @@
-"""Questions to shards, awaited. Every one ends: with the answer, with the ApiError it carries, or with Unavailable when
-the shard goes away, after which nobody knows whether it took effect."""
+"""Questions to shards. Every one ends: with the answer, with the ApiError it carries, or with Unavailable when the
+shard goes away, after which nobody knows whether it took effect.
+
+Two ways to ask: `ask` is awaited, for work that takes several steps; `call` takes a function, for what is done often.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,12 @@ class Unavailable(Exception):
     """The shard is not there, or went away before it answered."""
 
 
-class _Waiting:
+Then = Callable[[Any, bytes | memoryview, Exception | None], None]  # the answer and its body, or what went wrong
+
+
+class Waiting:
+    """An answer that has not come yet."""
+
     __slots__ = ("done", "message")
 
     def __init__(self) -> None:
@@ -30,7 +38,8 @@ class Asks:
     def __init__(self, *, shards: int) -> None:
         self._links: list[Link | None] = [None] * shards
         self._linked = [trio.Event() for _ in range(shards)]
-        self._waiting: list[dict[int, _Waiting]] = [{} for _ in range(shards)]
+        self._waiting: list[dict[int, Waiting]] = [{} for _ in range(shards)]
+        self._called: list[dict[int, Then]] = [{} for _ in range(shards)]
         self._next = 1
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None
 
@@ -44,20 +53,28 @@ class Asks:
         waiting, self._waiting[shard] = self._waiting[shard], {}
         for entry in waiting.values():
             entry.done.set()
+        called, self._called[shard] = self._called[shard], {}
+        for then in called.values():
+            then(None, b"", Unavailable())
+
+    def linked(self, shard: int) -> bool:
+        return self._links[shard] is not None
 
     async def wait_linked(self, shard: int) -> None:
         await self._linked[shard].wait()
 
+    # --- awaited ---
+
     async def ask(self, shard: int, op: Op, head: Any, body: bytes = b"") -> tuple[Any, bytes | memoryview]:
         """The answer and its body."""
         correlation, entry = self.send(shard, op, head, body)
-        return await self._wait(shard, correlation, entry)
+        return await self.wait(shard, correlation, entry)
 
-    async def answer(self, shard: int, correlation: int, entry: _Waiting) -> Any:
+    async def answer(self, shard: int, correlation: int, entry: Waiting) -> Any:
         """Of something sent before."""
-        return (await self._wait(shard, correlation, entry))[0]
+        return (await self.wait(shard, correlation, entry))[0]
 
-    async def _wait(self, shard: int, correlation: int, entry: _Waiting) -> tuple[Any, bytes | memoryview]:
+    async def wait(self, shard: int, correlation: int, entry: Waiting) -> tuple[Any, bytes | memoryview]:
         try:
             await entry.done.wait()
         finally:
@@ -66,21 +83,42 @@ class Asks:
             raise Unavailable
         return messages.decode_answer(entry.message)
 
-    def send(self, shard: int, op: Op, head: Any, body: bytes = b"") -> tuple[int, _Waiting]:
+    def send(self, shard: int, op: Op, head: Any, body: bytes = b"") -> tuple[int, Waiting]:
         link = self._links[shard]
         if link is None:
             raise Unavailable
         correlation = self._next
         self._next += 1
-        entry = self._waiting[shard][correlation] = _Waiting()
+        entry = self._waiting[shard][correlation] = Waiting()
         link.writer.send_always(messages.pack(op, correlation, head, body))
         link.flush()
         return correlation, entry
+
+    # --- called back ---
+
+    def call(self, shard: int, op: Op, head: Any, then: Then, body: bytes = b"") -> int:
+        """Goes out with the next flush; returns its correlation, or 0 if the shard is away."""
+        link = self._links[shard]
+        if link is None:
+            then(None, b"", Unavailable())
+            return 0
+        correlation = self._next
+        self._next += 1
+        self._called[shard][correlation] = then
+        link.writer.send_always(messages.pack(op, correlation, head, body))
+        return correlation
+
+    def tell(self, shard: int, op: Op, head: Any, body: bytes = b"") -> None:
+        """Something that has no answer; lost if the shard is away."""
+        if (link := self._links[shard]) is not None:
+            link.writer.send_always(messages.pack(op, 0, head, body))
 
     def unfollow(self, shard: int, correlation: int) -> None:
         if (link := self._links[shard]) is not None:
             link.writer.send_always(messages.pack(Op.UNFOLLOW, correlation, messages.Unfollow()))
             link.flush()
+
+    # --- rounds ---
 
     def has_answers(self) -> bool:
         return any([link is not None and link.has_work() for link in self._links])
@@ -89,8 +127,12 @@ class Asks:
         for shard, link in enumerate(self._links):
             if link is None:
                 continue
+            called = self._called[shard]
             for message in link.drain():
                 _, correlation = messages.unpack_correlation(message)
+                if (then := called.pop(correlation, None)) is not None:
+                    _tell(then, message)
+                    continue
                 entry = self._waiting[shard].get(correlation)
                 if entry is not None and entry.message is None:
                     entry.message = message
@@ -98,6 +140,20 @@ class Asks:
                 else:
                     self.on_unasked(shard, message)
             link.flush()
+
+    def flush(self) -> None:
+        for link in self._links:
+            if link is not None:
+                link.flush()
+
+
+def _tell(then: Then, message: bytes) -> None:
+    try:
+        answer, body = messages.decode_answer(message)
+    except ApiError as error:
+        then(None, b"", error)
+        return
+    then(answer, body, None)
 
 
 def is_gone(error: ApiError) -> bool:

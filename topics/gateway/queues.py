@@ -1,0 +1,132 @@
+"""The endpoints of queues; the coordinator answers them. A claim may have to wait for its cohort, so a client that
+leaves meanwhile is taken out of it.
+"""
+
+from __future__ import annotations
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, invalid
+from topics.gateway import bodies, jobs
+from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
+from topics.gateway.handlers import RenderedCall, elapsed_ms, with_performance
+from topics.gateway.streams import HOME, Streams
+from topics.gateway.watches import SSE_HEADERS, accepts_events
+from topics.gateway.work import WorkStream
+
+
+class QueueHandlers:
+    def __init__(self, streams: Streams, *, peer: int) -> None:
+        self._streams = streams
+        self._settings = streams.settings
+        self._peer = peer  # the coordinator's number among those we ask
+
+    def claim(self, request: Request) -> Outcome:
+        head = bodies.decode_claim(request.body, request.name, self._settings)
+        return _ClaimCall(
+            shard=self._peer,
+            op=Op.CLAIM,
+            head=head,
+            timeout_ms=limits.CLAIM_JITTER_MS_RANGE[1],
+            started_ns=request.started_ns,
+        )
+
+    def ack(self, request: Request) -> Outcome:
+        head = bodies.decode_ack(request.body, request.name, self._settings)
+
+        def render(answer: messages.Acked, _: bytes | memoryview) -> Response:
+            content = {
+                "topic": request.name,
+                "acked": len(head.seqs) - len(answer.skipped),
+                "skipped": answer.skipped,
+                "ready": answer.ready,
+                "in_flight": answer.in_flight,
+            }
+            return Response(200, with_performance(content, request.started_ns, fsync_ms=answer.fsync_us / 1_000))
+
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.ACK, head=head)
+
+    def nack(self, request: Request) -> Outcome:
+        head = bodies.decode_nack(request.body, request.name, self._settings)
+
+        def render(answer: messages.Nacked, _: bytes | memoryview) -> Response:
+            content = {
+                "topic": request.name,
+                "nacked": len(head.seqs) - len(answer.skipped),
+                "skipped": answer.skipped,
+                "ready": answer.ready,
+                "in_flight": answer.in_flight,
+            }
+            return Response(200, with_performance(content, request.started_ns))
+
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.NACK, head=head)
+
+    def extend(self, request: Request) -> Outcome:
+        head = bodies.decode_extend(request.body, request.name, self._settings)
+
+        def render(answer: messages.Extended, _: bytes | memoryview) -> Response:
+            skipped = set(answer.skipped)
+            extended = len(head.seqs) - len(answer.skipped)
+            content = {
+                "topic": request.name,
+                "extended": extended,
+                "skipped": answer.skipped,
+                "deadlines": {str(seq): answer.deadline for seq in _but(head.seqs, answer.skipped, skipped)},
+            }
+            return Response(200, with_performance(content, request.started_ns))
+
+        return RenderedCall(rendered=render, shard=self._peer, op=Op.EXTEND, head=head)
+
+    def work(self, request: Request) -> Outcome:
+        """First whether there is such a queue, then whether there is room for one more stream."""
+        head = self._work_head(request)
+        if not accepts_events(request.headers.get(b"accept", b"")):
+            raise ApiError("not_acceptable", "this is an event stream: send Accept: text/event-stream")
+
+        def opened(answer: messages.StreamOpened, _: bytes | memoryview) -> Response:
+            return Response(200, b"", SSE_HEADERS, stream=WorkStream(self._streams, answer.stream, head))
+
+        def found(_: list[messages.WorkOpened]) -> Outcome:
+            return RenderedCall(rendered=opened, shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None))
+
+        return Gather([Call(shard=self._peer, op=Op.OPEN_WORK, head=head)], found)
+
+    def _work_head(self, request: Request) -> messages.OpenWork:
+        query = request.query
+        if "node" not in query:
+            raise invalid("node must name the worker: ?node=...", field="node")
+        node = bodies.check_node(query["node"], self._settings)
+        most = bodies.claim_size(_number(query.get("max", "1"), "max"), self._settings)
+        lease_ms = None
+        if "lease_ms" in query:
+            lease_ms = bodies.lease_time(_number(query["lease_ms"], "lease_ms"))
+        return messages.OpenWork(request.name, node, most, lease_ms, 0)
+
+
+class _ClaimCall(Call, kw_only=True, gc=False, eq=False):
+    started_ns: int
+
+    def render(self, answer: messages.Claimed, body: bytes | memoryview) -> Response:
+        content = b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
+            self.head.topic.encode(),
+            b",".join(jobs.rendered(answer, body)),
+            len(answer.seqs),
+            answer.ready,
+        )
+        spent = elapsed_ms(self.started_ns)
+        return Response(200, content, tail=b',"performance":{"server_total_ms":%.3f,"throttle_wait_ms":0.0}}' % spent)
+
+
+def _but(seqs: list[int], skipped: list[int], left_out: set[int]) -> list[int]:
+    """Those that were not skipped; one that stands twice is skipped once."""
+    if not skipped:
+        return seqs
+    counts = {seq: skipped.count(seq) for seq in left_out}
+    return [seq for seq in dict.fromkeys(seqs) if seqs.count(seq) > counts.get(seq, 0)]
+
+
+def _number(text: str, field: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise invalid(f"{field} must be a whole number", field=field)
+    return int(text)

@@ -1,0 +1,123 @@
+"""A /work stream: jobs are pushed to one connection for as long as it lives. What is leased to whom is the
+coordinator's business; here is the wire. A client that does not read is let go, and its jobs with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from topics import limits
+from topics.actors import messages
+from topics.gateway import frames, jobs
+from topics.gateway.streams import Streams, is_slow
+from topics.gateway.watcher import Outlet
+
+_HEARTBEAT_NS = limits.DEFAULT_HEARTBEAT_MS * 1_000_000
+
+
+class WorkStream:
+    def __init__(self, streams: Streams, number: int, head: messages.OpenWork) -> None:
+        self.number = number
+        self.head = msgspec.structs.replace(head, stream=int.from_bytes(os.urandom(7), "little") | 1)
+        self.due_ns = 0
+        self._streams = streams
+        self._topic = head.topic.encode()
+        self._outlet: Outlet | None = None
+        self._spoke_ns = 0
+        self._full_since_ns = 0  # it has not taken what was written to it
+        self._over = False  # nothing more is written
+        self._reported = False  # the home knows that it is closed
+        streams.granted(self)
+
+    # --- the lane says ---
+
+    def start(self, outlet: Outlet, received: bytes) -> None:
+        streams = self._streams
+        self._outlet = outlet
+        outlet.write(frames.RETRY)
+        self._beat(streams.now_ns)
+        streams.schedule(self)
+        if streams.draining:
+            self.end()
+        else:
+            streams.works.open(self)
+
+    def received(self, data: bytes) -> None:
+        """An SSE client has nothing to say."""
+
+    def received_end(self) -> None:
+        assert self._outlet is not None
+        self._outlet.abort()
+
+    def drained(self) -> None:
+        outlet = self._outlet
+        assert outlet is not None
+        if outlet.written - outlet.sent <= self._streams.settings.stream_backlog_bytes // 2:
+            self._full_since_ns = 0
+
+    def closed(self) -> None:
+        self._stop()
+        if not self._reported:
+            self._reported = True
+            self._streams.closed(self.number, None, None)
+
+    def discard(self) -> None:
+        self.closed()
+
+    def _stop(self) -> None:
+        if not self._over:
+            self._over = True
+            self._streams.works.close(self)
+
+    # --- the coordinator says ---
+
+    def jobs(self, claimed: messages.Claimed, body: bytes | memoryview) -> None:
+        outlet = self._outlet
+        if outlet is None or self._over:
+            return
+        rendered = jobs.rendered(claimed, body)
+        outlet.write(
+            b"".join([jobs.sse_job(self._topic, seq, job) for seq, job in zip(claimed.seqs, rendered, strict=True)])
+        )
+        self._spoke_ns = self._streams.now_ns
+        if not self._full_since_ns and outlet.written - outlet.sent > self._streams.settings.stream_backlog_bytes:
+            self._full_since_ns = self._streams.now_ns
+
+    def ended(self, code: int, error: str) -> None:
+        self._fail(code, error)
+
+    # --- the registry says ---
+
+    def tick(self, now_ns: int) -> None:
+        if not self._over and now_ns - self._spoke_ns >= _HEARTBEAT_NS:
+            self._beat(now_ns)
+        self.due_ns = (now_ns if self._over else self._spoke_ns) + _HEARTBEAT_NS
+
+    def _beat(self, now_ns: int) -> None:
+        assert self._outlet is not None
+        self._outlet.write(frames.sse_heartbeat(time.time_ns() // 1_000_000))
+        self._spoke_ns = now_ns
+        self.due_ns = now_ns + _HEARTBEAT_NS
+
+    def sweep(self, now_ns: int) -> None:
+        if not self._over and is_slow(self._full_since_ns, now_ns, self._streams.settings):
+            self._fail(408, "this client does not read; its jobs are free again. Reconnect to go on")
+
+    def taken(self) -> None:
+        """There is no session that somebody else could open."""
+
+    def end(self) -> None:
+        self._fail(503, "the server is shutting down; reconnect to go on")
+
+    def restored(self) -> messages.RestoreSession:
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0)
+
+    def _fail(self, code: int, error: str) -> None:
+        """A last word. The leases are free at once, before the connection has closed."""
+        if self._outlet is not None and not self._over:
+            self._outlet.write(frames.sse_error(code, error))
+            self._stop()
+            self._outlet.finish()

@@ -1,0 +1,91 @@
+"""Which /work stream a push of the coordinator is for. If the coordinator dies, the streams stay and ask the next one
+to go on: the leases delivered on them are theirs still."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.gateway.calls import Calls
+from topics.gateway.exchange import Call, Response
+
+
+class Work(Protocol):
+    """A stream, as far as it matters here."""
+
+    head: messages.OpenWork
+
+    def jobs(self, claimed: messages.Claimed, body: bytes | memoryview) -> None: ...
+    def ended(self, code: int, error: str) -> None: ...
+
+
+class _Opened:
+    """Takes the answer to OPEN_WORK."""
+
+    def __init__(self, works: Works, work: Work) -> None:
+        self._works = works
+        self._work = work
+
+    def finish(self, value: Response | messages.WorkOpened) -> None:
+        if isinstance(value, Response):
+            self._works.refused(self._work, value)
+
+
+class Works:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._open: dict[int, Work] = {}  # by the coordinator's correlation
+        self._numbers: dict[Work, int] = {}
+
+    def open(self, work: Work) -> None:
+        call = Call(shard=self._calls.queue, op=Op.OPEN_WORK, head=work.head)
+        correlation = 0
+        if self._calls.linked(self._calls.queue):
+            correlation = self._calls.ask(call, _Opened(self, work))
+        if correlation:
+            self._open[correlation] = work
+        self._numbers[work] = correlation  # 0: when the coordinator is back
+
+    def close(self, work: Work) -> None:
+        correlation = self._numbers.pop(work, 0)
+        if self._open.pop(correlation, None) is not None:
+            head = messages.CloseWork(work.head.topic, work.head.stream)
+            self._calls.tell(self._calls.queue, messages.pack(Op.CLOSE_WORK, 0, head))
+
+    def refused(self, work: Work, response: Response) -> None:
+        """It was a queue a moment ago. If it is only not to be had now, the next coordinator is asked."""
+        self._open.pop(self._numbers.get(work, 0), None)
+        if work not in self._numbers:
+            return
+        if response.status == 503:
+            self._numbers[work] = 0
+            return
+        del self._numbers[work]
+        work.ended(response.status, "this topic is not a queue any more")
+
+    def retry(self) -> None:
+        """Now and then: those that nobody serves."""
+        if self._calls.linked(self._calls.queue):
+            for work in [work for work, correlation in self._numbers.items() if not correlation]:
+                self.open(work)
+
+    def link_up(self) -> None:
+        """Another coordinator: it knows the leases from their log, but not whose connection is open."""
+        self._open.clear()
+        for work in list(self._numbers):
+            self.open(work)
+
+    def unasked(self, message: bytes) -> None:
+        _, correlation = messages.unpack_correlation(message)
+        work = self._open.get(correlation)
+        if work is None or message[1]:
+            return
+        op = message[0]
+        answer, body = messages.decode_answer(message)
+        if op == Op.JOBS:
+            work.jobs(answer, body)
+        elif op == Op.WORK_ENDED:
+            del self._open[correlation]
+            del self._numbers[work]
+            work.ended(answer.code, answer.error)

@@ -1,0 +1,114 @@
+"""Dead letters: jobs that were delivered too often go to another topic.
+
+Append there, with a key that is the job's own, then delete here: a crash in between leaves the job in both, and the
+next try finds its key and appends nothing. What is refused (the topic is full, or may not be made) stays where it is,
+out of sight, and is tried again by a later claim.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.asks import Asks, Unavailable, Waiting
+from topics.actors.log import Log
+from topics.actors.messages import Op
+from topics.errors import ApiError
+from topics.queue.leases import Lease
+from topics.queue.queue import Queue
+from topics.storage import columns
+from topics.storage.columns import Columns
+from topics.storage.config import TopicConfig, owner_of_name
+
+_MARK = "$dead_letter_"
+_encode = msgspec.json.Encoder().encode
+_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> bytes:
+    """A record's meta and where it comes from. What an earlier move stamped is replaced; the rest stays as it was."""
+    stamp = _encode({f"{_MARK}from": source, f"{_MARK}deliveries": deliveries, f"{_MARK}src_seq": seq})
+    if meta is None:
+        return stamp
+    if _MARK.encode() in meta:
+        kept = {key: value for key, value in _decode_meta(meta).items() if not key.startswith(_MARK)}
+        meta = _encode(kept)
+    inside = meta.strip()[1:-1].strip()
+    return b"{%b,%b" % (inside, stamp[1:]) if inside else stamp
+
+
+class Letters:
+    def __init__(self, asks: Asks, *, shards: int, log: Log) -> None:
+        self._asks = asks
+        self._shards = shards
+        self._log = log
+
+    async def move(self, queue: Queue, moving: list[Lease]) -> None:
+        for at in range(0, len(moving), limits.DEAD_LETTER_BATCH):
+            await self._move_some(queue, moving[at : at + limits.DEAD_LETTER_BATCH])
+
+    async def _move_some(self, queue: Queue, moving: list[Lease]) -> None:
+        moved: list[Lease] = []
+        gone: list[Lease] = []
+        refused: Exception | None = None
+        try:
+            bodies = [self._asks.send(queue.shard, Op.READ_RAW, self._read(queue, lease)) for lease in moving]
+            appends = []
+            for lease, (correlation, entry) in zip(moving, bodies, strict=True):
+                piece, body = await self._asks.wait(queue.shard, correlation, entry)
+                if piece.seqs != [(lease.seq, 1)]:
+                    gone.append(lease)  # somebody deleted it meanwhile
+                    continue
+                appends.append((lease, *self._append(queue, lease, bytes(body))))
+            for lease, shard, correlation, entry in appends:
+                try:
+                    await self._asks.wait(shard, correlation, entry)
+                    moved.append(lease)
+                except (ApiError, Unavailable) as error:
+                    refused = error
+        except (ApiError, Unavailable) as error:
+            refused = error
+        if gone:
+            queue.leases.remove(lease.seq for lease in gone)
+        left = [lease for lease in moving if lease not in moved and lease not in gone]
+        if left:
+            queue.not_moved(left)
+            self._log.warning(
+                "dead letters refused",
+                queue=queue.topic,
+                to=queue.config.dead_letter,
+                jobs=len(left),
+                reason=str(refused) or "the shard went away",
+                retry_ms=queue.move_pause_ms,
+            )
+        if moved:
+            done = trio.Event()
+            queue.moved(moved, done.set)
+            self._asks.flush()
+            await done.wait()
+
+    @staticmethod
+    def _read(queue: Queue, lease: Lease) -> messages.ReadRaw:
+        return messages.ReadRaw(queue.topic, queue.topic_id, lease.seq - 1, 1, 1)
+
+    def _append(self, queue: Queue, lease: Lease, body: bytes) -> tuple[int, int, Waiting]:
+        config = queue.config
+        target = config.dead_letter
+        if target is None:
+            raise ApiError("topic_not_found", "this queue has no dead-letter topic any more")
+        record = Columns(body, count=1, ts=0)
+        meta = stamped(record.metas()[0], source=queue.topic, deliveries=lease.deliveries, seq=lease.seq)
+        batch = columns.pack(record.data(), tags=record.tags(), nodes=record.nodes(), metas=[msgspec.Raw(meta)])
+        head = messages.Append(
+            topic=target,
+            count=1,
+            size=Columns(batch, count=1, ts=0).size,
+            create=config.auto_create,
+            config=TopicConfig(durability=config.durability, durable=config.durable),
+            key=f"{_MARK}{queue.topic_id:x}:{lease.seq}",
+        )
+        shard = owner_of_name(target, self._shards)
+        correlation, entry = self._asks.send(shard, Op.APPEND, head, batch)
+        return shard, correlation, entry

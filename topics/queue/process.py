@@ -1,0 +1,502 @@
+"""The queue coordinator: every queue's leases, in rounds, until told to stop.
+
+A queue is opened when somebody asks for it, and those with leases when the process starts: its config from the shard,
+its table from the leases log. It is forgotten when nothing of it is left to know.
+
+A round: take what gateways sent, then what shards sent, so that a change of a topic that a client has seen is known
+before the client's next request; serve every queue that has something to do; send everything at once.
+
+    crash of                 what happens
+    this process             started again, it rebuilds each table; connections come back to their leases
+    a gateway                its connections' leases are free at once
+    a shard                  its queues answer 503 until it is back; tables stay
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.asks import Asks, Unavailable
+from topics.actors.context import Context
+from topics.actors.idle import Idle, spin_us
+from topics.actors.link import Link
+from topics.actors.messages import Op
+from topics.errors import ApiError, CorruptData, topic_not_found
+from topics.queue.leases import Lease
+from topics.queue.letters import Letters
+from topics.queue.queue import Claimer, Queue
+from topics.shm.counters import Word
+from topics.storage.columns import Columns
+from topics.storage.config import owner_of_name
+from topics.storage.leases import decode_event, log_id, log_name
+
+_SWEEP_MS = 1_000
+_RETRY_S = 0.2
+_PAGE_RECORDS = 4_096
+_PAGE_BYTES = 4 * limits.MIB
+
+
+async def run(context: Context) -> None:
+    coordinator = Coordinator(context)
+    gc.collect()
+    gc.freeze()
+    async with trio.open_nursery() as nursery:
+        coordinator.start(nursery)
+        context.ready()
+        await coordinator.serve()
+        nursery.cancel_scope.cancel()
+
+
+class _Caller:
+    """A gateway that waits for an answer."""
+
+    __slots__ = ("_correlation", "_link")
+
+    def __init__(self, link: Link, correlation: int) -> None:
+        self._link = link
+        self._correlation = correlation
+
+    def answer(self, op: Op, head: Any, body: bytes = b"") -> None:
+        if not self._link.closed:
+            self._link.writer.send_always(messages.pack(op, self._correlation, head, body))
+
+    def fail(self, op: Op, error: ApiError) -> None:
+        if not self._link.closed:
+            self._link.writer.send_always(messages.pack_failure(op, self._correlation, error))
+
+
+class _Opening:
+    """Requests that wait until a queue is known."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[Queue], None], Callable[[ApiError], None]]] = []
+
+
+class Coordinator:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shards = context.shards
+        self._asks = Asks(shards=context.shards)
+        self._asks.on_unasked = self._unasked
+        self._letters = Letters(self._asks, shards=context.shards, log=context.log)
+        self._gateways: dict[str, Link] = {}
+        self._queues: dict[str, Queue] = {}
+        self._openings: dict[str, _Opening] = {}
+        self._watches: list[dict[int, Queue]] = [{} for _ in range(context.shards)]  # by the OPEN_QUEUE's correlation
+        self._claimers: dict[tuple[str, int], tuple[Queue, Claimer]] = {}  # by gateway and correlation
+        self._streams: dict[int, tuple[Link, Queue]] = {}
+        self._dirty: dict[Queue, None] = {}
+        self._away: set[Queue] = set()  # their shard has gone and is not back yet
+        self._sweep_ms = 0
+        self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
+        self._stopping = False
+        # Numbers of leases never come again: they begin with the time.
+        self._first_number = self._now_ms() << 20
+        for peer, link in context.links.items():
+            self._link_up(peer, link)
+        context.on_link_up = self._link_up
+        context.on_link_down = self._link_down
+        context.on_stop = self._stop
+        self._handlers: dict[int, Callable[[Any, Link, int], None]] = {
+            Op.CLAIM: self._claim,
+            Op.ACK: self._ack,
+            Op.NACK: self._nack,
+            Op.EXTEND: self._extend,
+            Op.OPEN_WORK: self._open_work,
+            Op.CLOSE_WORK: self._close_work,
+            Op.COUNT_QUEUES: self._count,
+        }
+
+    @staticmethod
+    def _now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    # --- serving ---
+
+    def start(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for shard in range(self._shards):
+            nursery.start_soon(self._open_used, shard)
+
+    async def serve(self) -> None:
+        context = self._context
+        idle = Idle(
+            context.bell,
+            spin_us=spin_us(context.settings.spin_us, processes=len(context.board.rows())),
+            has_work=self._has_work,
+            next_deadline_ns=self._next_deadline_ns,
+        )
+        busy_ns = 0
+        while not self._stopping:
+            await idle.wait(expecting=time.monotonic_ns() - busy_ns < 1_000_000, linger=not self._openings)
+            if self._round():
+                busy_ns = time.monotonic_ns()
+        self._finish()
+        idle.close()
+
+    def _has_work(self) -> bool:
+        return (
+            bool(self._dirty) or self._asks.has_answers() or any([link.has_work() for link in self._gateways.values()])
+        )
+
+    def _next_deadline_ns(self) -> int | None:
+        due = [at for queue in self._timed() if (at := queue.next_due_ms()) is not None]
+        if self._queues:
+            due.append(self._sweep_ms)
+        if not due:
+            return None
+        return time.monotonic_ns() + max(0, min(due) - self._now_ms()) * 1_000_000
+
+    def _timed(self) -> list[Queue]:
+        return [queue for queue in self._queues.values() if queue.timed and queue not in self._away]
+
+    def _round(self) -> bool:
+        received = [(link, link.drain()) for link in list(self._gateways.values())]
+        self._asks.drain()
+        now_ms = time.monotonic_ns() // 1_000_000
+        handled = False
+        for link, batch in received:
+            for message in batch:
+                handled = True
+                self._handle(message, link, now_ms)
+        now = self._now_ms()
+        for queue in self._timed():
+            if (due := queue.next_due_ms()) is not None and due <= now:
+                self._dirty[queue] = None
+        self._serve_dirty()
+        if now >= self._sweep_ms:
+            self._sweep_ms = now + _SWEEP_MS
+            self._sweep(now)
+        self._asks.flush()
+        for link in self._gateways.values():
+            link.flush()
+        return handled
+
+    def _serve_dirty(self) -> None:
+        for _ in range(4):  # serving may make more to do; the next round takes up what is left then
+            dirty, self._dirty = self._dirty, {}
+            if not dirty:
+                return
+            for queue in dirty:
+                if self._queues.get(queue.topic) is queue and queue not in self._away:
+                    queue.step()
+                    queue.flush()
+
+    def _handle(self, message: bytes, link: Link, now_ms: int) -> None:
+        op, _, correlation, deadline_ms, head, _ = messages.unpack(message)
+        if op == Op.CANCEL:
+            if (waiting := self._claimers.pop((link.peer, correlation), None)) is not None:
+                waiting[0].cancel(waiting[1])
+            return
+        if deadline_ms and deadline_ms < now_ms:
+            return
+        self._handlers[op](messages.decode_request(op, head), link, correlation)
+
+    # --- what gateways ask ---
+
+    def _with(self, topic: str, then: Callable[[Queue], None], failed: Callable[[ApiError], None]) -> None:
+        """Go on with the queue when it is known."""
+        queue = self._queues.get(topic)
+        if queue is not None:
+            if queue in self._away:
+                failed(_shard_away(queue.shard))
+                return
+            queue.used_ms = self._now_ms()
+            then(queue)
+            return
+        opening = self._openings.get(topic)
+        if opening is None:
+            shard = owner_of_name(topic, self._shards)
+            if not self._asks.linked(shard):
+                failed(_shard_away(shard))
+                return
+            opening = self._openings[topic] = _Opening()
+            self._nursery.start_soon(self._open, topic, opening)
+        opening.waiting.append((then, failed))
+
+    def _claim(self, request: messages.Claim, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+
+        def claim(queue: Queue) -> None:
+            claimer = queue.claim(caller, request)
+            if queue.config.claim_jitter_ms:
+                self._claimers[link.peer, correlation] = (queue, claimer)
+
+        self._with(request.topic, claim, lambda error: caller.fail(Op.CLAIM, error))
+
+    def _ack(self, request: messages.Ack, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+        self._with(request.topic, lambda queue: queue.ack(caller, request), lambda error: caller.fail(Op.ACK, error))
+
+    def _nack(self, request: messages.Nack, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+        self._with(request.topic, lambda queue: queue.nack(caller, request), lambda error: caller.fail(Op.NACK, error))
+
+    def _extend(self, request: messages.Extend, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+        self._with(
+            request.topic, lambda queue: queue.extend(caller, request), lambda error: caller.fail(Op.EXTEND, error)
+        )
+
+    def _open_work(self, request: messages.OpenWork, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+
+        def open_work(queue: Queue) -> None:
+            if not request.stream:  # it only wants to know whether it could
+                caller.answer(Op.OPEN_WORK, messages.WorkOpened())
+                return
+            if link.closed:
+                return
+            self._streams[request.stream] = (link, queue)
+            queue.open_work(caller, request)
+
+        self._with(request.topic, open_work, lambda error: caller.fail(Op.OPEN_WORK, error))
+
+    def _close_work(self, request: messages.CloseWork, link: Link, correlation: int) -> None:
+        self._close_stream(request.stream)
+
+    def _close_stream(self, stream: int) -> None:
+        _, queue = self._streams.pop(stream, (None, None))
+        if queue is not None:
+            queue.close_work(stream)
+
+    def _count(self, request: messages.CountQueues, link: Link, correlation: int) -> None:
+        caller = _Caller(link, correlation)
+        counts: list[messages.QueueCounts | None] = [None] * len(request.rows)
+        left = len(request.rows)
+
+        def counted(at: int, value: messages.QueueCounts | None) -> None:
+            nonlocal left
+            counts[at] = value
+            left -= 1
+            if left == 0:
+                caller.answer(Op.COUNT_QUEUES, messages.QueuesCounted(counts))
+
+        for at, row in enumerate(request.rows):
+
+            def count(queue: Queue, at: int = at, row: messages.QueueRow = row) -> None:
+                queue.count(row, lambda value: counted(at, value))
+
+            def failed(error: ApiError, at: int = at) -> None:
+                counted(at, None)
+
+            self._with(row.topic, count, failed)
+
+    # --- opening queues ---
+
+    async def _open(self, topic: str, opening: _Opening) -> None:
+        try:
+            queue = await self._load(topic)
+        except (ApiError, Unavailable, CorruptData) as error:
+            del self._openings[topic]
+            failure = error if isinstance(error, ApiError) else _shard_away(owner_of_name(topic, self._shards))
+            if isinstance(error, CorruptData):
+                failure = ApiError("internal", f"the leases log is damaged: {error}")
+            for _, failed in opening.waiting:
+                failed(failure)
+        else:
+            self._queues[topic] = queue
+            del self._openings[topic]
+            if queue.leases.streams():
+                self._nursery.start_soon(self._release_orphans, queue)
+            for then, _ in opening.waiting:
+                then(queue)
+            self._dirty[queue] = None
+        self._context.bell.ring_always()
+
+    async def _load(self, topic: str) -> Queue:
+        shard = owner_of_name(topic, self._shards)
+        queue = Queue(
+            topic,
+            shard=shard,
+            asks=self._asks,
+            now_ms=self._now_ms,
+            first_number=self._first_number,
+            on_dirty=self._make_dirty,
+            on_gone=self._queue_gone,
+            on_worn=self._worn,
+        )
+        self._first_number += 1 << 20  # each queue has its own; the time moves on faster than this is used up
+        opened = await self._attach(queue)
+        at = opened.log_from
+        while at < opened.log_head:
+            head = messages.ReadRaw(log_name(topic), log_id(queue.topic_id), at, _PAGE_RECORDS, _PAGE_BYTES)
+            piece, body = await self._asks.ask(shard, Op.READ_RAW, head)
+            if piece.count:
+                for data in Columns(body, count=piece.count, ts=0).data():
+                    queue.replay(decode_event(data))
+            if piece.to_seq <= at:
+                break
+            at = piece.to_seq
+        return queue
+
+    async def _attach(self, queue: Queue) -> messages.QueueOpened:
+        """Ask its shard for the topic, and to be told of changes."""
+        correlation, entry = self._asks.send(queue.shard, Op.OPEN_QUEUE, messages.OpenQueue(queue.topic))
+        self._watches[queue.shard][correlation] = queue
+        try:
+            opened: messages.QueueOpened = await self._asks.answer(queue.shard, correlation, entry)
+        except BaseException:
+            self._watches[queue.shard].pop(correlation, None)
+            raise
+        if queue.topic_id and queue.topic_id != opened.topic_id:
+            raise topic_not_found(queue.topic)
+        queue.opened(opened)
+        return opened
+
+    async def _open_used(self, shard: int) -> None:
+        """Open the queues that have leases: some may have to go on by themselves, and counters show them."""
+        while True:
+            await self._asks.wait_linked(shard)
+            try:
+                listed, _ = await self._asks.ask(shard, Op.LIST_QUEUES, messages.ListQueues())
+                break
+            except (ApiError, Unavailable):
+                await trio.sleep(_RETRY_S)
+        for topic in listed.topics:
+            if topic not in self._queues and topic not in self._openings:
+                opening = self._openings[topic] = _Opening()
+                await self._open(topic, opening)
+
+    async def _release_orphans(self, queue: Queue) -> None:
+        """Connections that were served by the process before us come back at once, or not at all."""
+        await trio.sleep(limits.ORPHAN_MS / 1_000)
+        for stream in queue.leases.streams():
+            if stream not in queue.workers:
+                queue.release(stream)
+        self._context.bell.ring_always()
+
+    # --- what happens to queues ---
+
+    def _make_dirty(self, queue: Queue) -> None:
+        self._dirty[queue] = None
+
+    def _worn(self, queue: Queue, moving: list[Lease]) -> None:
+        self._nursery.start_soon(self._letters.move, queue, moving)
+
+    def _queue_gone(self, queue: Queue) -> None:
+        self._end_queue(queue, topic_not_found(queue.topic))
+
+    def _end_queue(self, queue: Queue, error: ApiError) -> None:
+        if self._queues.get(queue.topic) is queue:
+            del self._queues[queue.topic]
+        self._away.discard(queue)
+        for stream, (_, of) in list(self._streams.items()):
+            if of is queue:
+                del self._streams[stream]
+        queue.end(error)
+        self._forgotten(queue)
+
+    def _forgotten(self, queue: Queue) -> None:
+        for at, jobs in enumerate((queue.claimed, queue.acked, queue.moves)):
+            self._ended[at] += jobs
+        for watches in self._watches:
+            for correlation in [known for known, of in watches.items() if of is queue]:
+                del watches[correlation]
+
+    def _unasked(self, shard: int, message: bytes) -> None:
+        op = message[0]
+        _, correlation = messages.unpack_correlation(message)
+        if op == Op.HEAD_MOVED:
+            for known in self._queues.values():
+                if known.shard == shard and known.following == correlation:
+                    known.head_moved()
+                    return
+        elif (queue := self._watches[shard].get(correlation)) is not None:
+            if op == Op.QUEUE_CHANGED:
+                queue.configured(messages.decode_answer(message)[0].config)
+            elif op == Op.TOPIC_GONE:
+                self._queue_gone(queue)
+
+    def _sweep(self, now: int) -> None:
+        for queue in list(self._queues.values()):
+            if queue.idle and now - queue.used_ms > limits.QUEUE_IDLE_MS and queue not in self._away:
+                if queue.has_news:
+                    queue.checkpoint()
+                del self._queues[queue.topic]
+                self._forgotten(queue)
+        self._claimers = {key: waiting for key, waiting in self._claimers.items() if waiting[0].waits(waiting[1])}
+        words = self._context.row.words
+        queues = self._queues.values()
+        words[Word.QUEUES] = len(queues)
+        words[Word.LEASES] = sum(queue.leases.in_flight for queue in queues)
+        words[Word.JOBS_CLAIMED] = self._ended[0] + sum(queue.claimed for queue in queues)
+        words[Word.JOBS_ACKED] = self._ended[1] + sum(queue.acked for queue in queues)
+        words[Word.DEAD_LETTERED] = self._ended[2] + sum(queue.moves for queue in queues)
+        words[Word.STREAMS] = len(self._streams)
+
+    # --- links ---
+
+    def _link_up(self, peer: str, link: Link) -> None:
+        if peer.startswith("shard-"):
+            shard = int(peer.removeprefix("shard-"))
+            self._asks.link_up(shard, link)
+            for queue in [queue for queue in self._away if queue.shard == shard]:
+                self._nursery.start_soon(self._come_back, queue)
+        else:
+            self._gateways[peer] = link
+
+    async def _come_back(self, queue: Queue) -> None:
+        """Its shard is there again; its table is as it was."""
+        while queue in self._away:
+            try:
+                await self._attach(queue)
+            except ApiError as error:
+                if error.code != "shard_unavailable":
+                    self._end_queue(queue, error)
+                    break
+                await trio.sleep(_RETRY_S)
+            except Unavailable:
+                return
+            else:
+                self._away.discard(queue)
+                self._dirty[queue] = None
+        self._context.bell.ring_always()
+
+    def _link_down(self, peer: str) -> None:
+        if peer.startswith("shard-"):
+            shard = int(peer.removeprefix("shard-"))
+            self._watches[shard].clear()
+            away = [queue for queue in self._queues.values() if queue.shard == shard]
+            self._away.update(away)
+            self._asks.link_down(shard)
+            for queue in away:
+                queue.shard_gone()
+        else:
+            link = self._gateways.pop(peer, None)
+            for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
+                self._close_stream(stream)
+            for key in [key for key in self._claimers if key[0] == peer]:
+                queue, claimer = self._claimers.pop(key)
+                queue.cancel(claimer)
+        self._context.bell.ring_always()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._context.bell.ring_always()
+
+    def _finish(self) -> None:
+        """Gateways have stopped: nobody asks any more. Tables are written down, so that the next start is short."""
+        self._round()
+        for queue in self._queues.values():
+            if queue.has_news and queue not in self._away:
+                queue.checkpoint()
+        self._asks.flush()
+
+
+def _shard_away(shard: int) -> ApiError:
+    return ApiError(
+        "shard_unavailable",
+        f"shard-{shard}, which holds this queue, is not serving at the moment; nothing was done. Retry",
+        {"shard": shard},
+        retry_after_s=1,
+    )
