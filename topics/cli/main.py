@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "ps": "Show the processes of a running server.",
     "publish": "Append records from the command line, a file or standard input.",
     "tail": "Follow topics: print records as they are written.",
+    "queue": "Look at queues, and put dead letters back.",
     "bench": "Measure this machine and print the numbers.",
 }
 

@@ -187,7 +187,7 @@ class Client:
         while True:
             known = self._http.ever_connected
             try:
-                return await self._http.ask("POST", path, body, repeat=patience_s > 0)
+                return await self._http.ask("POST", path, body, repeat_within_s=patience_s)
             except (ApiError, ClientError) as failure:
                 if isinstance(failure, Unreachable) and not known:
                     raise  # the address may simply be wrong

@@ -2,12 +2,16 @@
 
 Almost every request made here is safe to send twice: reads, appends that carry a key, claims and what is said about
 leases. So one that meets a connection that has ended since is sent once more on a new one; beyond that nothing is
-repeated. The exception is an append to a topic that does not remember keys: `repeat=False`, and it gets a connection of
-which nobody can say that it had ended before. A failure says whether a request was on its way: `Unreachable` if none
-was, `ConnectionLost` if one was. A connection is not used again after a failure.
+repeated. How late that may be can be said, because a topic remembers keys for a time only. 0 is for a topic that
+remembers none: its append gets a connection of which nobody can say that it had ended before.
+
+A failure says whether a request was on its way: `Unreachable` if none was, `ConnectionLost` if one was. A connection is
+not used again after a failure.
 """
 
 from __future__ import annotations
+
+import math
 
 import h11
 import msgspec
@@ -48,17 +52,20 @@ class HttpConnection:
         if stream is not None:
             await trio.aclose_forcefully(stream)
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *, repeat: bool = True) -> bytes:
+    async def ask(self, method: str, path: str, body: bytes = b"", *, repeat_within_s: float = math.inf) -> bytes:
         """The body of a success; any other answer is an ApiError."""
         async with self._lock:
-            if not repeat:
+            if repeat_within_s <= 0:
                 await self.aclose()
+            started = trio.current_time()
             if self._stream is None:
                 return await self._exchange(method, path, body)
             try:
                 return await self._exchange(method, path, body)
             except ConnectionLost as error:
                 lost = error
+            if trio.current_time() - started > repeat_within_s:
+                raise lost
             # An idle connection may end at any time, and this one probably had before the request was sent.
             try:
                 return await self._exchange(method, path, body)
