@@ -69,7 +69,10 @@ def say(client: Client, verb: str, queue: str, node: str, seqs: Sequence[int], *
 
 def counters(world: World, queue: str) -> dict[str, int]:
     """ready, in_flight, dead_lettered, and how many jobs there are."""
-    state = world.state(queue)
+    state = eventually(
+        lambda: shown if "queue" in (shown := world.state(queue)) else None,  # not while the coordinator is away
+        what=f"the counters of {queue}",
+    )
     return {**state["queue"], "count": state["count"]}
 
 
@@ -359,16 +362,19 @@ class _Holder(Actor):
         assert seqs == sorted(seqs), seqs
         return [self.ledger.delivered(entry, self.node, sent_ms=sent, got_ms=got) for entry in page["claimed"]]
 
-    def _say(self, client: Client, verb: str, deliveries: Sequence[Delivery], **fields: Any) -> Answer:
-        if self._rng.random() < 0.6:
+    def _say(
+        self, client: Client, verb: str, deliveries: Sequence[Delivery], *, late: bool = False, **fields: Any
+    ) -> Answer:
+        # Without its lease_id a late word would be taken for a later delivery to the same node.
+        if late or self._rng.random() < 0.6:
             fields["lease_ids"] = [delivery.lease_id for delivery in deliveries]
         return say(client, verb, self.ledger.queue, self.node, [each.seq for each in deliveries], **fields)
 
-    def _ack(self, client: Client, deliveries: list[Delivery]) -> bool:
+    def _ack(self, client: Client, deliveries: list[Delivery], *, late: bool = False) -> bool:
         """Whether there was an answer; otherwise it is tried again."""
         self.ledger.acking(deliveries)
         try:
-            answer = self._say(client, "ack", deliveries)
+            answer = self._say(client, "ack", deliveries, late=late)
         except NoAnswer:
             self._lost(deliveries)
             raise
@@ -443,10 +449,10 @@ class Worker(_Holder):
     def step(self, client: Client) -> None:
         rng = self._rng
         if self._again:
-            self._ack(client, self._again.pop(0))
+            self._ack(client, self._again.pop(0), late=True)
             return
         if self._late and now_ms() > self._late[0][0]:
-            self._ack(client, self._late.pop(0)[1])
+            self._ack(client, self._late.pop(0)[1], late=True)
             return
         lease_ms = rng.choice(self._leases_ms)
         held = self._claim(client, max=rng.choice((1, 1, 4, 16)), lease_ms=lease_ms)
@@ -490,7 +496,7 @@ class Streamer(_Holder):
 
     def step(self, client: Client) -> None:
         if self._again:
-            self._ack(client, self._again.pop(0))
+            self._ack(client, self._again.pop(0), late=True)
             return
         if self._stream is None:
             self._stream = Stream(self.world.server, self.ledger.queue, self.node, max=self._most, lease_ms=20_000)
@@ -723,7 +729,7 @@ class Drainer(_Holder):
 
     def step(self, client: Client) -> None:
         if self._again:
-            self._ack(client, self._again.pop(0))
+            self._ack(client, self._again.pop(0), late=True)
             return
         held = self._claim(client, max=100, lease_ms=10_000)
         bad = [delivery for delivery in held if self.ledger.poison(delivery.number)]
