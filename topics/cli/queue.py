@@ -85,8 +85,8 @@ def ls(as_json: bool, url: str) -> None:
       topics queue ls
       topics queue ls --json | jq -r '.queues[] | select(.ready > 1000) | .queue'
 
-    ready: jobs that a worker would get now. in flight: jobs that workers hold. dead-lettered: how many were given up
-    since the queue was made. jobs: all of them, with those that wait for the delay of a nack.
+    ready: jobs that a worker would get now. in flight: jobs that workers hold. died: how many became dead letters since
+    the queue was made. jobs: all there are, with those that wait for the delay of a nack.
     """
 
     async def main() -> int:
@@ -131,7 +131,7 @@ def _print_lines(found: Iterable[QueueLine]) -> None:
 
     table = Table()
     table.add_column("queue", overflow="fold")
-    for name in ("ready", "in flight", "dead-lettered", "jobs"):
+    for name in ("ready", "in flight", "died", "jobs"):
         table.add_column(name, justify="right")
     table.add_column("dead letters to", overflow="fold")
     table.add_column("lease", justify="right")
@@ -276,7 +276,7 @@ def jobs_rows(view: QueueView) -> list[tuple[str, str]]:
     ]
     if view.oldest is not None:
         rows.append(("oldest", f"seq {view.oldest.seq}, {uptime_text(view.oldest.age_ms)} ago"))
-    return [*rows, ("newest", f"seq {view.head_seq}"), ("dead-lettered so far", f"{view.dead_lettered:,}")]
+    return [*rows, ("newest", f"seq {view.head_seq}"), ("died so far", f"{view.dead_lettered:,}")]
 
 
 def config_rows(view: QueueView) -> list[tuple[str, str]]:
@@ -286,7 +286,7 @@ def config_rows(view: QueueView) -> list[tuple[str, str]]:
     held = "" if view.waiting_dead_letters is None else f" ({view.waiting_dead_letters:,} there now)"
     rows = [
         ("lease", duration_text(config["lease_ms"])),
-        ("given up after", f"{deliveries:,} deliveries" if gives_up else "never"),
+        ("given up after", f"{deliveries:,} deliver{'y' if deliveries == 1 else 'ies'}" if gives_up else "never"),
         ("dead letters to", "nowhere" if dead_letter is None else f"{dead_letter}{held}"),
         ("claims gathered for", duration_text(config["claim_jitter_ms"])),
         ("leases synced", "yes" if config["leases_durable"] else "no"),
