@@ -229,7 +229,7 @@ class Queue:
 
     def left(self) -> list[int]:
         """The seqs in the jobs log."""
-        return [record["$seq"] for record in self.records()]
+        return [record["$seq"] for record in self.records() if "$seq" in record]
 
 
 def make_queue(api: Client, name: str | None = None, **config: object) -> Queue:

@@ -418,8 +418,9 @@ _known = {
     "seqs": _seqs,
     "lease_ids": st.one_of(st.none(), st.lists(_tokens, max_size=5), _anything),
 }
+_others = {name: values for name, values in _known.items() if name != "node"}
 _bodies = st.one_of(
-    st.fixed_dictionaries({"node": st.sampled_from(["a", "b"])}, optional=_known),
+    st.fixed_dictionaries({"node": st.sampled_from(["a", "b"])}, optional=_others),
     st.fixed_dictionaries(
         {"node": st.sampled_from(["a", "b"]), "seqs": _known["seqs"], "lease_ms": st.integers(0, 60_000)},
         optional={"lease_ids": _known["lease_ids"], "delay_ms": _known["delay_ms"], "max": _known["max"]},

@@ -383,15 +383,16 @@ def test_jobs_are_worked_off_while_they_are_produced(queue: Queue) -> None:
 def test_claims_in_one_pipe_are_answered_in_order(api1: Client, connect: Callable[..., Wire]) -> None:
     queue = make_queue(api1)
     queue.produce(*range(10))
+    queue.take(2)
     wire = connect()
     path = f"/v0/topics/{queue.name}"
     ask = request("POST", f"{path}/claim", b'{"node":"w","max":2}')
-    wire.send(ask + ask + request("POST", f"{path}/ack", b'{"node":"w","seqs":[1,2,3,4,5]}') + ask)
-    assert seqs_of(check(wire.answer(), "claim", queue.name)) == [1, 2]
+    wire.send(ask + ask + request("POST", f"{path}/ack", b'{"node":"w","seqs":[1,2,10]}') + ask)
     assert seqs_of(check(wire.answer(), "claim", queue.name)) == [3, 4]
-    acked = check(wire.answer(), "ack", queue.name)
-    assert (acked["acked"], acked["skipped"]) == (4, [5])
     assert seqs_of(check(wire.answer(), "claim", queue.name)) == [5, 6]
+    acked = check(wire.answer(), "ack", queue.name)
+    assert (acked["acked"], acked["skipped"]) == (2, [10])
+    assert seqs_of(check(wire.answer(), "claim", queue.name)) == [7, 8]
 
 
 # --- jobs that are no longer in memory ---------------------------------------------------------------
@@ -402,7 +403,7 @@ def test_jobs_are_claimed_from_segments_too(small: Client, small_server: Server)
     queue = make_queue(small)
     for start in range(0, 60, 5):
         queue.produce(*range(start, start + 5))
-    eventually(lambda: len(set(small_server.data_dir.glob("topics/*/*.data")) - before) >= 2, what="segments")
+    eventually(lambda: len(set(small_server.data_dir.glob("topics/*/*.data")) - before) >= 1, what="a segment")
     assert data_of(queue.take(45)) == list(range(45))
     queue.nack([1, 3, 44])
     assert queue.ack(list(range(4, 44)))["acked"] == 40

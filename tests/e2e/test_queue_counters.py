@@ -290,8 +290,8 @@ def test_counters_add_up_at_every_moment(queue: Queue) -> None:
         watched = queue.by(other)
         for turn in range(60):
             queue.claim(7, node=f"n{turn % 3}", lease_ms=SHORTEST_MS)
-            if turn % 4 == 0:
-                queue.ack(seqs_of(queue.claim(1)))
+            if turn % 4 == 0 and (claimed := seqs_of(queue.claim(1))):
+                assert queue.ack(claimed)["acked"] == 1
             state = watched.state()
             ready, in_flight, moved = Counters(**state["queue"])
             assert (ready + in_flight, moved) == (state["count"], 0)

@@ -239,7 +239,7 @@ def test_older_provenance_is_replaced(queue: Queue, dlq: str) -> None:
     "record",
     [
         {"data": 1, "meta": {f"k{n}": n for n in range(64)}},
-        {"data": 1, "meta": {"k": "x" * (16 * 1024 - 8)}},
+        {"data": 1, "meta": {"k": "x" * (16 * 1024 - 9)}},
         {"data": "x" * (MIB - 2)},
         {"data": 1, "tag": "t" * 256, "node": "n" * 128},
     ],
@@ -302,8 +302,8 @@ def test_a_topic_that_is_there_stays_as_it_is(api: Client, dlq: str, durability:
 
 @pytest.mark.parametrize(("from_shard", "to_shard"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_on_any_shard(api: Client, from_shard: int, to_shard: int) -> None:
-    dlq = name_on(to_shard, "dlq")
-    queue = make_queue(api, name_on(from_shard, "q"), max_deliveries=1, dead_letter=dlq)
+    dlq = name_on(to_shard, "buried")
+    queue = make_queue(api, name_on(from_shard, "burying"), max_deliveries=1, dead_letter=dlq)
     queue.produce("x")
     queue.wear([1], 1)
     queue.claim()

@@ -1,5 +1,5 @@
-"""A queue is a topic, in both lanes: leases of jobs that are deleted, evicted or expired, and of queues that are deleted
-and made again; jobs that come by other ways than a plain append.
+"""A queue is a topic, in both lanes: leases of jobs that are deleted, evicted or expired, and of queues that are
+deleted and made again; jobs that come by other ways than a plain append.
 
 A job that is gone is never delivered, from the moment its removal was answered. The counters follow in a moment.
 """
@@ -64,9 +64,7 @@ def mixed(queue: Queue) -> Queue:
     queue.nack([3, 4])
     queue.nack([5, 6], delay_ms=500)
     queue.wait_counters(8, 2)  # the delay is over too
-    queue.take(2, node="again")  # 3 and 4
-    queue.nack([3, 4], node="again")
-    queue.take(4, node="again")
+    assert seqs_of(queue.take(4, node="again")) == [3, 4, 5, 6]
     queue.nack([3, 4], node="again")
     queue.nack([5, 6], node="again", delay_ms=3_600_000)
     queue.assert_counters(6, 2, hidden=2)
@@ -169,7 +167,7 @@ def test_a_cap_evicts_leased_jobs_too(api: Client) -> None:
     queue.produce(*range(4))
     queue.take(2)
     queue.produce(4, 5, 6)  # 1, 2 and 3 have to go
-    assert queue.left()[-4:] == [4, 5, 6, 7]
+    assert queue.left() == [4, 5, 6, 7]
     assert seqs_of(queue.claim(10, node="new")) == [4, 5, 6, 7]
     queue.wait_counters(0, 4)
     _assert_nobodys(queue, [1, 2])
@@ -179,7 +177,7 @@ def test_a_cap_of_bytes(api: Client) -> None:
     queue = make_queue(api, cap_bytes=1_000)
     for _ in range(6):
         queue.produce("x" * 300)
-    left = [record["$seq"] for record in queue.records() if "$seq" in record]
+    left = queue.left()
     assert 1 <= len(left) <= 3
     assert seqs_of(queue.claim(10)) == left
     queue.assert_counters(0, len(left))
