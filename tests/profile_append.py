@@ -21,6 +21,7 @@ from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
@@ -64,7 +65,12 @@ class Path:
         self.calls.link_up(0, Link("shard-0", view, side=0, generation=1, bell=bells[1]))
         handlers = Handlers(settings, shards=1, board=board)
         streams = Streams(settings=settings, calls=self.calls, feeds=Feeds(self.calls, shards=1))
-        routes = Routes(handlers, Watches(streams, shards=1), RouterHandlers(peer=1, board=board))
+        routes = Routes(
+            handlers,
+            Watches(streams, shards=1),
+            RouterHandlers(peer=1, board=board),
+            QueueHandlers(streams, peer=2),
+        )
         self.lane = HotLane(
             settings=settings,
             heads=Heads(routes, max_body_bytes=settings.max_body_bytes),

@@ -57,7 +57,6 @@ MAX_CLAIM = 1_000
 MAX_LEASES = 250_000  # jobs of one queue that are leased, delayed or wait for redelivery: all of them are in memory
 CLAIM_BYTES = 8 * MIB  # of jobs in one answer; at least one is always delivered
 DELAY_MS_RANGE = (0, 86_400_000)
-WORK_BYTES = 4 * MIB  # jobs pushed to a connection and not acked yet
 LEASE_HISTORY_BYTES = 64 * MIB  # of a queue's leases log, beyond what a restart needs
 LEASE_CHECKPOINT_EVENTS = 20_000  # jobs named by events before the table is written down as a whole again
 DEAD_LETTER_RETRY_MS = (500, 30_000)  # first and longest pause before a refused move is tried again

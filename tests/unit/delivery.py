@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from model import Shard
-from parts import routers
+from parts import queues, routers
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 
@@ -156,7 +156,10 @@ class Gateway:
         self.watches = Watches(self.streams, shards=shards)
         self.lane = HotLane(
             settings=settings,
-            heads=Heads(Routes(handlers, self.watches, routers(shards=shards)), max_body_bytes=settings.max_body_bytes),
+            heads=Heads(
+                Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards)),
+                max_body_bytes=settings.max_body_bytes,
+            ),
             handlers=handlers,
             calls=self.calls,
             epoll=self.interests,  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
+from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
@@ -13,6 +14,10 @@ from topics.shm.counters import Board
 
 def routers(*, shards: int) -> RouterHandlers:
     return RouterHandlers(peer=shards, board=Board.create(["router"]))
+
+
+def queues(*, shards: int, streams: Streams | None = None) -> QueueHandlers:
+    return QueueHandlers(streams or watches(shards=shards).streams, peer=shards + 1)
 
 
 def watches(*, shards: int, settings: Settings | None = None) -> Watches:

@@ -81,6 +81,8 @@ class Op(enum.IntEnum):
     WORK_ENDED = 47  # coordinator to gateway, no answer
     CLOSE_WORK = 48  # no answer
     COUNT_QUEUES = 49
+    WORK_SENT = 50  # no answer
+    JOBS_REMOVED = 51  # shard to coordinator, no answer: under the correlation of OPEN_QUEUE
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -638,7 +640,8 @@ class OpenWork(_Message, frozen=True):
     node: str
     max: int
     lease_ms: int | None
-    stream: int  # the connection; the same again if the coordinator has died meanwhile
+    stream: int  # the connection; the same again if the coordinator has died meanwhile ...
+    last_lease: int = 0  # ... and the last lease that it heard of then
 
 
 class WorkOpened(_Message, frozen=True):
@@ -653,6 +656,15 @@ class WorkEnded(_Message, frozen=True):
 class CloseWork(_Message, frozen=True):
     topic: str
     stream: int
+
+
+class WorkSent(_Message, frozen=True):
+    stream: int
+    sent: int  # bytes of the bodies of its JOBS that the client's socket has taken, ever
+
+
+class JobsRemoved(_Message, frozen=True):
+    removals: int
 
 
 class QueueRow(_Message, frozen=True):
@@ -675,7 +687,7 @@ class QueueCounts(_Message, frozen=True):
 
 
 class QueuesCounted(_Message, frozen=True):
-    counts: list[QueueCounts | None]  # in the order asked; None: it is no queue, or gone
+    counts: list[QueueCounts | None]  # in the order asked; None: it is gone, or its shard is away
 
 
 class Failure(_Message, frozen=True):
@@ -726,6 +738,7 @@ REQUESTS: dict[Op, type[_Message]] = {
     Op.OPEN_WORK: OpenWork,
     Op.CLOSE_WORK: CloseWork,
     Op.COUNT_QUEUES: CountQueues,
+    Op.WORK_SENT: WorkSent,
 }
 ANSWERS: dict[Op, type[_Message]] = {
     Op.DIFF: Diffed,
@@ -768,6 +781,7 @@ ANSWERS: dict[Op, type[_Message]] = {
     Op.JOBS: Claimed,
     Op.WORK_ENDED: WorkEnded,
     Op.COUNT_QUEUES: QueuesCounted,
+    Op.JOBS_REMOVED: JobsRemoved,
 }
 _request_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in REQUESTS.items()}
 _answer_decoders: dict[int, Any] = {int(op): msgspec.msgpack.Decoder(type) for op, type in ANSWERS.items()}

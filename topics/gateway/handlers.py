@@ -122,7 +122,15 @@ class Handlers:
             if report.config.type != "queue":
                 return render(report, None)
             row = messages.QueueRow(request.name, report.topic_id, report.count, report.removals)
-            return self._counted([row], lambda counts: render(report, counts.get(request.name)))
+
+            def counted(counts: dict[str, dict[str, int]]) -> Response:
+                if request.name not in counts:
+                    raise ApiError(
+                        "shard_unavailable", "this queue's counters are not to be had now. Retry", retry_after_s=1
+                    )
+                return render(report, counts[request.name])
+
+            return self._counted([row], counted)
 
         head = messages.GetTopic(request.name, flag(request, "touch", True))
         return Gather([Call(shard=request.shard, op=Op.GET_TOPIC, head=head)], count)
@@ -165,7 +173,7 @@ class Handlers:
                 return Response(200, with_performance(content, request.started_ns))
 
             queues = [row for row in page if row.topic_id]
-            if not queues:
+            if not queues or not self._linked(self._queue):
                 return answer({})
             return self._counted(
                 [messages.QueueRow(row.topic, row.topic_id, row.count, row.removals) for row in queues], answer
@@ -188,8 +196,12 @@ class Handlers:
         waiting = [
             row for at, row in enumerate(rows) if row.state != State.READY or row[Word.DERIVING] or not self._linked(at)
         ]
-        others = ("router", "queue")
-        waiting += [row for row in self.board.rows() if row.name in others and row.state != State.READY]
+        others = {"router": self.shards, "queue": self._queue}
+        waiting += [
+            row
+            for row in self.board.rows()
+            if row.name in others and (row.state != State.READY or not self._linked(others[row.name]))
+        ]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
             states = {row.name: row.state.name.lower() for row in waiting}

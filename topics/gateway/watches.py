@@ -39,7 +39,7 @@ _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 class Watches:
     def __init__(self, streams: Streams, *, shards: int) -> None:
-        self._streams = streams
+        self.streams = streams
         self._settings = streams.settings
         self._shards = shards
 
@@ -74,7 +74,7 @@ class Watches:
             )
 
             def render(answer: messages.SessionCreated, body: bytes | memoryview) -> Response:
-                streams = self._streams
+                streams = self.streams
                 streams.remember(wid, Remembered(0, head.definition, cursors, head.topic_ids, streams.now_ns))
                 return Response(200, with_performance(content, request.started_ns))
 
@@ -93,7 +93,7 @@ class Watches:
             last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
-            stream = SseStream(self._streams, wid, opened, shards=self._shards, last_id=last_id)
+            stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id)
             return Response(200, b"", SSE_HEADERS, stream=stream)
 
         return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(wid), rendered=render)
@@ -113,7 +113,7 @@ class Watches:
         return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None), rendered=render)
 
     def new_socket(self, opened: messages.StreamOpened) -> Socket:
-        return Socket(self._streams, opened.stream, shards=self._shards)
+        return Socket(self.streams, opened.stream, shards=self._shards)
 
     def handshake(self, headers: Any) -> str:
         """Check an upgrade; returns what proves that we understood it."""

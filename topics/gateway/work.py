@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 
 import msgspec
 
@@ -28,6 +29,9 @@ class WorkStream:
         self._outlet: Outlet | None = None
         self._spoke_ns = 0
         self._full_since_ns = 0  # it has not taken what was written to it
+        self._last_lease = 0
+        self._unsent: deque[tuple[int, int]] = deque()  # bytes written then, and bytes of jobs pushed by then
+        self._pushed = self._sent = self._told = 0  # bytes of jobs: from the coordinator, to the socket, as reported
         self._over = False  # nothing more is written
         self._reported = False  # the home knows that it is closed
         streams.granted(self)
@@ -53,10 +57,16 @@ class WorkStream:
         self._outlet.abort()
 
     def drained(self) -> None:
-        outlet = self._outlet
+        outlet, backlog = self._outlet, self._streams.settings.stream_backlog_bytes
         assert outlet is not None
-        if outlet.written - outlet.sent <= self._streams.settings.stream_backlog_bytes // 2:
+        if outlet.written - outlet.sent <= backlog // 2:
             self._full_since_ns = 0
+        unsent = self._unsent
+        while unsent and unsent[0][0] <= outlet.sent:
+            self._sent = unsent.popleft()[1]
+        if self._sent - self._told > backlog // 4:
+            self._told = self._sent
+            self._streams.works.sent(self, self._sent)
 
     def closed(self) -> None:
         self._stop()
@@ -74,6 +84,12 @@ class WorkStream:
 
     # --- the coordinator says ---
 
+    def again(self) -> messages.OpenWork:
+        """To the next coordinator: what this one was about to send never came."""
+        self._pushed = self._sent = self._told = 0
+        self._unsent.clear()
+        return msgspec.structs.replace(self.head, last_lease=self._last_lease)
+
     def jobs(self, claimed: messages.Claimed, body: bytes | memoryview) -> None:
         outlet = self._outlet
         if outlet is None or self._over:
@@ -82,6 +98,9 @@ class WorkStream:
         outlet.write(
             b"".join([jobs.sse_job(self._topic, seq, job) for seq, job in zip(claimed.seqs, rendered, strict=True)])
         )
+        self._last_lease = max([self._last_lease, *claimed.leases])
+        self._pushed += len(body) + 1
+        self._unsent.append((outlet.written, self._pushed))
         self._spoke_ns = self._streams.now_ns
         if not self._full_since_ns and outlet.written - outlet.sent > self._streams.settings.stream_backlog_bytes:
             self._full_since_ns = self._streams.now_ns

@@ -16,6 +16,7 @@ class Work(Protocol):
 
     head: messages.OpenWork
 
+    def again(self) -> messages.OpenWork: ...
     def jobs(self, claimed: messages.Claimed, body: bytes | memoryview) -> None: ...
     def ended(self, code: int, error: str) -> None: ...
 
@@ -39,7 +40,7 @@ class Works:
         self._numbers: dict[Work, int] = {}
 
     def open(self, work: Work) -> None:
-        call = Call(shard=self._calls.queue, op=Op.OPEN_WORK, head=work.head)
+        call = Call(shard=self._calls.queue, op=Op.OPEN_WORK, head=work.again())
         correlation = 0
         if self._calls.linked(self._calls.queue):
             correlation = self._calls.ask(call, _Opened(self, work))
@@ -52,6 +53,11 @@ class Works:
         if self._open.pop(correlation, None) is not None:
             head = messages.CloseWork(work.head.topic, work.head.stream)
             self._calls.tell(self._calls.queue, messages.pack(Op.CLOSE_WORK, 0, head))
+
+    def sent(self, work: Work, size: int) -> None:
+        if self._numbers.get(work):
+            head = messages.WorkSent(work.head.stream, size)
+            self._calls.tell(self._calls.queue, messages.pack(Op.WORK_SENT, 0, head))
 
     def refused(self, work: Work, response: Response) -> None:
         """It was a queue a moment ago. If it is only not to be had now, the next coordinator is asked."""

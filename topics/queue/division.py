@@ -24,10 +24,16 @@ def evenly(available: int, wanted: Sequence[int], *, turn: int) -> list[int]:
     shares = [available * want // total for want in wanted]
     left = available - sum(shares)
     at = turn
-    while left:
+    while left:  # fewer than there are claimers
         index = at % len(shares)
         if shares[index] < wanted[index]:
             shares[index] += 1
             left -= 1
         at += 1
     return shares
+
+
+def remainder(available: int, wanted: Sequence[int]) -> int:
+    """How many turns `evenly` takes."""
+    total = sum(wanted)
+    return 0 if available >= total else available - sum(available * want // total for want in wanted)

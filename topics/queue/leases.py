@@ -58,6 +58,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (_S.EXPIRED, _E.NACK): _S.FREE,
     (_S.EXPIRED, _E.DELAY): _S.DELAYED,
     (_S.EXPIRED, _E.EXTEND): _S.LEASED,
+    (_S.EXPIRED, _E.DISCONNECT): _S.FREE,
     (_S.EXPIRED, _E.MOVE): _S.MOVING,
     (_S.FREE, _E.CLAIM): _S.LEASED,
     (_S.FREE, _E.MOVE): _S.MOVING,
@@ -68,7 +69,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 _HELD = (State.LEASED, State.ENDING)
 _CLAIMABLE = (State.EXPIRED, State.FREE)
 _HIDDEN = (State.DELAYED, State.MOVING)
-_STALE_TIMERS = 1_024
+_OWN = (State.LEASED, State.ENDING, State.EXPIRED)  # of its holder, and of the connection it came by
+_STALE = 1_024
 
 
 class Lease(msgspec.Struct, gc=False, eq=False):
@@ -79,14 +81,16 @@ class Lease(msgspec.Struct, gc=False, eq=False):
     deadline_ms: int
     deliveries: int
     stream: int = 0  # the connection it was pushed to
+    queued: bool = False  # it stands on the heap of free jobs, whether or not it still is one
 
 
 class Leases:
     def __init__(self, *, first_number: int = 1) -> None:
         self._jobs: dict[int, Lease] = {}
         self._free: list[int] = []  # a heap; some have been claimed or removed since
-        self._timers: list[tuple[int, int]] = []  # a heap of (deadline, seq); some no longer hold
-        self._streams: dict[int, set[int]] = {}
+        self._timers: list[tuple[int, int]] = []  # a heap of (when it is due, seq); some no longer hold
+        self._streams: dict[int, set[int]] = {}  # jobs by connection ...
+        self._held: dict[int, int] = {}  # ... and how many of them it holds
         self._next = first_number  # the next lease's number
         self._highest = 0  # the highest seq that was ever in the table
         self.cursor = 0  # jobs up to here are not fresh, but for those that `replay` did not know
@@ -111,28 +115,19 @@ class Leases:
         """Let leases expire and delays end that are due."""
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
-            deadline_ms, seq = timers[0]
+            due_ms, seq = heapq.heappop(timers)
             lease = self._jobs.get(seq)
-            if lease is not None and lease.deadline_ms == deadline_ms:
-                if lease.state == State.LEASED:
-                    if deadline_ms == now_ms:  # a lease is good to the last millisecond
-                        return
-                    self._move(lease, State.EXPIRED)
-                elif lease.state == State.DELAYED:
-                    self._move(lease, State.FREE)
-            heapq.heappop(timers)
+            if lease is not None and _due_ms(lease) == due_ms:
+                self._move(lease, State.EXPIRED if lease.state == State.LEASED else State.FREE)
 
     def next_due_ms(self) -> int | None:
         """When `advance` will have something to do."""
         timers = self._timers
         while timers:
-            deadline_ms, seq = timers[0]
+            due_ms, seq = timers[0]
             lease = self._jobs.get(seq)
-            if lease is not None and lease.deadline_ms == deadline_ms:
-                if lease.state == State.LEASED:
-                    return deadline_ms + 1
-                if lease.state == State.DELAYED:
-                    return deadline_ms
+            if lease is not None and _due_ms(lease) == due_ms:
+                return due_ms
             heapq.heappop(timers)
         return None
 
@@ -147,7 +142,10 @@ class Leases:
         while free and len(picked) < limit:
             seq = heapq.heappop(free)
             lease = self._jobs.get(seq)
-            if lease is None or lease.state not in _CLAIMABLE or (picked and picked[-1] == seq):
+            if lease is None or not lease.queued:
+                continue
+            lease.queued = False
+            if lease.state not in _CLAIMABLE:
                 continue
             if max_deliveries and lease.deliveries >= max_deliveries:
                 worn.append(seq)
@@ -158,7 +156,7 @@ class Leases:
     def put_back(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
             if (lease := self._jobs.get(seq)) is not None and lease.state in _CLAIMABLE:
-                heapq.heappush(self._free, seq)
+                self._offer(lease)
 
     @property
     def free(self) -> bool:
@@ -166,8 +164,10 @@ class Leases:
         free = self._free
         while free:
             lease = self._jobs.get(free[0])
-            if lease is not None and lease.state in _CLAIMABLE:
-                return True
+            if lease is not None and lease.queued:
+                if lease.state in _CLAIMABLE:
+                    return True
+                lease.queued = False
             heapq.heappop(free)
         return False
 
@@ -180,32 +180,33 @@ class Leases:
         self.cursor = min([self.cursor, *(seq - 1 for seq in seqs)])
 
     def claim(self, seqs: Iterable[int], *, node: str, deadline_ms: int, stream: int = 0) -> list[Lease]:
-        """Lease these jobs, which are claimable or fresh, to a node."""
+        """Lease these jobs to a node: those that are fresh, or claimable."""
         claimed = []
-        timers = self._timers
         for seq in seqs:
+            lease = self._jobs.get(seq)
+            if lease is not None and (lease.state, Event.CLAIM) not in TRANSITIONS:
+                continue
             number = self._next
             self._next = number + 1
-            lease = self._jobs.get(seq)
             if lease is None:
                 lease = self._jobs[seq] = Lease(seq, State.FREE, node, number, deadline_ms, 1, stream)
                 if seq > self._highest:
                     self._highest = seq
             else:
+                self._count(lease, lease.state, -1)
                 lease.node, lease.number, lease.deadline_ms = node, number, deadline_ms
                 lease.deliveries += 1
                 lease.stream = stream
+                lease.state = State.FREE
             self._move(lease, State.LEASED)
-            heapq.heappush(timers, (deadline_ms, seq))
             claimed.append(lease)
         return claimed
 
-    def held_beyond(self, cursor: int, most: int) -> list[int]:
+    def held_beyond(self, cursor: int) -> list[int]:
         """Jobs of the table that a reading of fresh ones from a cursor would meet, lowest first."""
         if cursor >= self._highest:
             return []
-        beyond = [seq for seq in self._jobs if seq > cursor]
-        return sorted(beyond) if len(beyond) <= most else heapq.nsmallest(most, beyond)
+        return sorted(seq for seq in self._jobs if seq > cursor)
 
     # --- what holders say ---
 
@@ -233,33 +234,36 @@ class Leases:
         *,
         deadline_ms: int | None = None,
     ) -> list[Lease]:
-        changed = []
+        changed: dict[int, Lease] = {}
         for at, seq in enumerate(seqs):
             lease = self._jobs.get(seq)
             if lease is None or lease.node != node or (numbers is not None and numbers[at] != lease.number):
                 continue
             state = TRANSITIONS.get((lease.state, event))
-            if state is None:
+            if state is None or seq in changed:
                 continue
             if deadline_ms is not None:
                 lease.deadline_ms = deadline_ms
-                heapq.heappush(self._timers, (deadline_ms, seq))
             self._move(lease, state)
-            changed.append(lease)
-        self._forget_stale_timers()
-        return changed
+            changed[seq] = lease
+        self._forget_stale()
+        return list(changed.values())
 
-    def disconnect(self, stream: int) -> list[Lease]:
-        """A connection closed: what it holds is given back."""
+    def disconnect(self, stream: int, *, after: int = 0) -> list[Lease]:
+        """A connection closed: what it holds is given back; after: only leases with a higher number."""
         released = []
         for seq in sorted(self._streams.get(stream, ())):
             lease = self._jobs[seq]
-            if (lease.state, Event.DISCONNECT) in TRANSITIONS:
+            if lease.number <= after:
+                continue
+            before = lease.state
+            self._count(lease, before, -1)
+            lease.stream = 0
+            self._count(lease, before, 1)
+            if (before, Event.DISCONNECT) in TRANSITIONS:
                 self._move(lease, State.FREE)
                 released.append(lease)
-            else:
-                lease.stream = 0
-        self._streams.pop(stream, None)
+        self._forget_stale()
         return released
 
     # --- ends ---
@@ -283,7 +287,6 @@ class Leases:
                 continue
             if state == State.DELAYED:
                 lease.deadline_ms = until_ms
-            heapq.heappush(self._timers, (lease.deadline_ms, seq))
             self._move(lease, state)
 
     def remove(self, seqs: Iterable[int]) -> None:
@@ -293,15 +296,16 @@ class Leases:
             if lease is not None:
                 self._count(lease, lease.state, -1)
                 del self._jobs[seq]
-        self._forget_stale_timers()
+        self._forget_stale()
 
     # --- streams ---
 
     def of_stream(self, stream: int) -> int:
         """How many jobs a connection holds."""
-        return len(self._streams.get(stream, ()))
+        return self._held.get(stream, 0)
 
     def streams(self) -> list[int]:
+        """Connections that jobs were delivered on and that hold some, or did when they expired."""
         return list(self._streams)
 
     # --- the log ---
@@ -336,14 +340,15 @@ class Leases:
                 self._restore(JobState(seq, State.LEASED, event.node, number, event.deadline, times, event.stream))
         elif kind == "released":
             for lease in self._matching(event):
-                if lease.state == State.LEASED:
+                if lease.state in (State.LEASED, State.EXPIRED):
                     lease.deadline_ms = event.deadline
-                    heapq.heappush(self._timers, (event.deadline, lease.seq))
                     self._move(lease, State.DELAYED if event.deadline else State.FREE)
         elif kind == "extended":
             for lease in self._matching(event):
-                lease.deadline_ms = event.deadline
-                heapq.heappush(self._timers, (event.deadline, lease.seq))
+                if (lease.state, Event.EXTEND) in TRANSITIONS:
+                    lease.deadline_ms = event.deadline
+                    self._move(lease, State.LEASED)
+            self._forget_stale()
         else:
             self.remove(lease.seq for lease in self._matching(event))
 
@@ -358,39 +363,59 @@ class Leases:
         lease = Lease(job.seq, State.FREE, job.node, job.lease, job.deadline, job.deliveries, job.stream)
         self._jobs[job.seq] = lease
         self._highest = max(self._highest, job.seq)
+        self._next = max(self._next, job.lease + 1)
         self._move(lease, State(job.state))
-        heapq.heappush(self._timers, (job.deadline, job.seq))
 
     # --- the books ---
 
     def _move(self, lease: Lease, state: State) -> None:
-        """A new state: counted, and on the heap of free jobs if it is one."""
+        """A new state: counted, with its timer, and on the heap of free jobs if it is one."""
         before, lease.state = lease.state, state
         self._count(lease, before, -1)
         self._count(lease, state, 1)
         if state in _CLAIMABLE:
+            self._offer(lease)
+        elif (due_ms := _due_ms(lease)) is not None:
+            heapq.heappush(self._timers, (due_ms, lease.seq))
+
+    def _offer(self, lease: Lease) -> None:
+        if not lease.queued:
+            lease.queued = True
             heapq.heappush(self._free, lease.seq)
 
     def _count(self, lease: Lease, state: State, change: int) -> None:
+        stream = lease.stream
         if state in _HELD:
             self.in_flight += change
-            if lease.stream:
-                held = self._streams.setdefault(lease.stream, set())
-                if change > 0:
-                    held.add(lease.seq)
-                else:
-                    held.discard(lease.seq)
-                    if not held:
-                        del self._streams[lease.stream]
+            if stream:
+                self._held[stream] = self._held.get(stream, 0) + change
+                if not self._held[stream]:
+                    del self._held[stream]
         elif state in _HIDDEN:
             self.hidden += change
+        if stream and state in _OWN:
+            own = self._streams.setdefault(stream, set())
+            if change > 0:
+                own.add(lease.seq)
+            else:
+                own.discard(lease.seq)
+                if not own:
+                    del self._streams[stream]
 
-    def _forget_stale_timers(self) -> None:
-        """Extensions leave their old deadlines on the heap."""
-        if len(self._timers) > 2 * len(self._jobs) + _STALE_TIMERS:
-            self._timers = [
-                (lease.deadline_ms, lease.seq)
-                for lease in self._jobs.values()
-                if lease.state in (State.LEASED, State.DELAYED, State.ENDING, State.MOVING)
-            ]
+    def _forget_stale(self) -> None:
+        """Extensions leave their old deadlines on the heap, acks of expired leases their place among the free."""
+        most = 2 * len(self._jobs) + _STALE
+        if len(self._timers) > most:
+            timed = [(_due_ms(lease), lease.seq) for lease in self._jobs.values()]
+            self._timers = [(due_ms, seq) for due_ms, seq in timed if due_ms is not None]
             heapq.heapify(self._timers)
+        if len(self._free) > most:
+            self._free = [lease.seq for lease in self._jobs.values() if lease.queued]
+            heapq.heapify(self._free)
+
+
+def _due_ms(lease: Lease) -> int | None:
+    """When time moves it on. A lease is good to the last millisecond of its deadline."""
+    if lease.state == State.LEASED:
+        return lease.deadline_ms + 1
+    return lease.deadline_ms if lease.state == State.DELAYED else None

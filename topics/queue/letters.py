@@ -71,7 +71,7 @@ class Letters:
         except (ApiError, Unavailable) as error:
             refused = error
         if gone:
-            queue.leases.remove(lease.seq for lease in gone)
+            queue.gone([lease.seq for lease in gone])
         left = [lease for lease in moving if lease not in moved and lease not in gone]
         if left:
             queue.not_moved(left)

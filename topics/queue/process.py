@@ -93,7 +93,7 @@ class Coordinator:
         self._openings: dict[str, _Opening] = {}
         self._watches: list[dict[int, Queue]] = [{} for _ in range(context.shards)]  # by the OPEN_QUEUE's correlation
         self._claimers: dict[tuple[str, int], tuple[Queue, Claimer]] = {}  # by gateway and correlation
-        self._streams: dict[int, tuple[Link, Queue]] = {}
+        self._streams: dict[int, tuple[Link, Queue | None]] = {}  # None: its queue is being opened
         self._dirty: dict[Queue, None] = {}
         self._away: set[Queue] = set()  # their shard has gone and is not back yet
         self._sweep_ms = 0
@@ -114,6 +114,7 @@ class Coordinator:
             Op.OPEN_WORK: self._open_work,
             Op.CLOSE_WORK: self._close_work,
             Op.COUNT_QUEUES: self._count,
+            Op.WORK_SENT: self._work_sent,
         }
 
     @staticmethod
@@ -253,13 +254,22 @@ class Coordinator:
         def open_work(queue: Queue) -> None:
             if not request.stream:  # it only wants to know whether it could
                 caller.answer(Op.OPEN_WORK, messages.WorkOpened())
-                return
-            if link.closed:
-                return
-            self._streams[request.stream] = (link, queue)
-            queue.open_work(caller, request)
+            elif request.stream in self._streams:
+                self._streams[request.stream] = (link, queue)
+                queue.open_work(caller, request)
 
-        self._with(request.topic, open_work, lambda error: caller.fail(Op.OPEN_WORK, error))
+        def failed(error: ApiError) -> None:
+            self._streams.pop(request.stream, None)
+            caller.fail(Op.OPEN_WORK, error)
+
+        if request.stream:
+            self._streams[request.stream] = (link, None)
+        self._with(request.topic, open_work, failed)
+
+    def _work_sent(self, request: messages.WorkSent, link: Link, correlation: int) -> None:
+        _, queue = self._streams.get(request.stream, (None, None))
+        if queue is not None:
+            queue.work_sent(request.stream, request.sent)
 
     def _close_work(self, request: messages.CloseWork, link: Link, correlation: int) -> None:
         self._close_stream(request.stream)
@@ -321,6 +331,7 @@ class Coordinator:
             asks=self._asks,
             now_ms=self._now_ms,
             first_number=self._first_number,
+            backlog_bytes=self._context.settings.stream_backlog_bytes,
             on_dirty=self._make_dirty,
             on_gone=self._queue_gone,
             on_worn=self._worn,
@@ -414,6 +425,8 @@ class Coordinator:
         elif (queue := self._watches[shard].get(correlation)) is not None:
             if op == Op.QUEUE_CHANGED:
                 queue.configured(messages.decode_answer(message)[0].config)
+            elif op == Op.JOBS_REMOVED:
+                queue.removed(messages.decode_answer(message)[0].removals)
             elif op == Op.TOPIC_GONE:
                 self._queue_gone(queue)
 

@@ -33,7 +33,9 @@ from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.leases import CHECKPOINT_TAG, EventName, LeaseEvent, encode_event
 
 _PAUSE_MS = 200
-_HELD_SENT = 2_000  # seqs that a TAKE may be told to pass over; more are sorted out here
+
+
+Failed = Callable[[ApiError], None]
 
 
 class Caller(Protocol):
@@ -61,7 +63,7 @@ class Claimer:
 class Worker:
     """A /work connection."""
 
-    __slots__ = ("caller", "gone", "lease_ms", "max", "node", "sizes", "stream")
+    __slots__ = ("caller", "gone", "lease_ms", "max", "node", "pushed", "sent", "stream")
 
     def __init__(self, caller: Caller, request: messages.OpenWork) -> None:
         self.caller = caller
@@ -69,7 +71,8 @@ class Worker:
         self.max = request.max
         self.lease_ms = request.lease_ms
         self.stream = request.stream
-        self.sizes: dict[int, int] = {}  # bytes of the jobs pushed to it, some of which it has no longer
+        self.pushed = 0  # bytes of jobs sent to it ...
+        self.sent = 0  # ... and taken by its socket, as far as we were told
         self.gone = False
 
 
@@ -94,6 +97,7 @@ class Queue:
         asks: Asks,
         now_ms: Callable[[], int],
         first_number: int,
+        backlog_bytes: int,
         on_dirty: Callable[[Queue], None],
         on_gone: Callable[[Queue], None],
         on_worn: Callable[[Queue, list[Lease]], None],
@@ -111,6 +115,7 @@ class Queue:
         self.used_ms = now_ms()
         self._asks = asks
         self._now_ms = now_ms
+        self._backlog_bytes = backlog_bytes  # that a connection may have before it is given more
         self._on_dirty = on_dirty
         self._on_gone = on_gone
         self._on_worn = on_worn
@@ -122,7 +127,8 @@ class Queue:
         self._pause_ms = 0  # connections are not served before this: the shard refused
         self._removals = -1  # as last seen, when every lease was known to be of a job that is there
         self._events: list[LeaseEvent] = []
-        self._logged: list[Callable[[], None]] = []  # answers that wait for these events to be synced
+        self._logged: list[tuple[Callable[[], None], Failed]] = []  # answers that wait for these events' sync
+        self._unsure: set[int] = set()  # jobs moved away, perhaps: the shard died before it said so
         self._acks: list[tuple[Caller, list[Lease], list[int]]] = []
         self._named = 0  # jobs in events since the last checkpoint
         self._following = 0  # the correlation under which the shard tells of new jobs
@@ -131,7 +137,11 @@ class Queue:
     # --- knowing the topic ---
 
     def opened(self, opened: messages.QueueOpened) -> None:
-        """The shard is there, again perhaps; what it counts is to be compared anew."""
+        """The shard is there, again perhaps: then what it counts is to be compared anew, and what was on its way to the
+        log when it went away has to be said again."""
+        if self.topic_id and (len(self.leases) or self._named):
+            self._named += 1
+            self.checkpoint()
         self.topic_id = opened.topic_id
         self.config = opened.config
         self._removals = -1
@@ -205,7 +215,7 @@ class Queue:
                 lambda error: caller.fail(Op.NACK, error),
             )
 
-        self._when_logged(answer, bool(released))
+        self._when_logged(answer, lambda error: caller.fail(Op.NACK, error), bool(released))
 
     def extend(self, caller: Caller, request: messages.Extend) -> None:
         deadline = self._now_ms() + request.lease_ms
@@ -213,7 +223,9 @@ class Queue:
         skipped = _skipped(request.seqs, extended)
         self._record("extended", request.node, extended, deadline=deadline)
         answer = messages.Extended(skipped, deadline)
-        self._when_logged(lambda: caller.answer(Op.EXTEND, answer), bool(extended))
+        self._when_logged(
+            lambda: caller.answer(Op.EXTEND, answer), lambda error: caller.fail(Op.EXTEND, error), bool(extended)
+        )
 
     def count(self, row: messages.QueueRow, then: Callable[[messages.QueueCounts | None], None]) -> None:
         """Its counters, from what a shard said of the topic a moment ago."""
@@ -229,9 +241,21 @@ class Queue:
 
     def open_work(self, caller: Caller, request: messages.OpenWork) -> None:
         self.workers[request.stream] = Worker(caller, request)
+        lost = self.leases.disconnect(request.stream, after=request.last_lease)
+        self._record("released", request.node, lost, reason="disconnect")  # leased, but never sent
         caller.answer(Op.OPEN_WORK, messages.WorkOpened())
         self._fresh = True
         self._on_dirty(self)
+
+    def work_sent(self, stream: int, sent: int) -> None:
+        if (worker := self.workers.get(stream)) is not None:
+            worker.sent = sent
+            self._on_dirty(self)
+
+    def removed(self, removals: int) -> None:
+        """Jobs went otherwise than by an ack; connections may have held some."""
+        if self.workers:
+            self._compare(removals, lambda: None, lambda error: None)
 
     def close_work(self, stream: int) -> None:
         """The connection is gone: what it holds is free."""
@@ -292,17 +316,15 @@ class Queue:
 
     def _room(self, worker: Worker) -> int:
         """How many more jobs a connection wants."""
-        held = self.leases.of_stream(worker.stream)
-        if held and sum(worker.sizes.values()) > limits.WORK_BYTES:
-            get = self.leases.get
-            worker.sizes = {
-                seq: size
-                for seq, size in worker.sizes.items()
-                if (lease := get(seq)) is not None and lease.stream == worker.stream and lease.state == State.LEASED
-            }
-            if sum(worker.sizes.values()) > limits.WORK_BYTES:
-                return 0
-        return worker.max - held
+        if worker.pushed - worker.sent >= self._backlog_bytes:
+            return 0
+        return max(0, worker.max - self.leases.of_stream(worker.stream))
+
+    def _budget(self, member: Claimer | Worker) -> int:
+        """Bytes that it may be given at once. A connection gets no more than its gateway should have to keep."""
+        if isinstance(member, Claimer):
+            return limits.CLAIM_BYTES
+        return self._backlog_bytes - (member.pushed - member.sent)
 
     def _take(self, cohort: list[Claimer | Worker], *, evenly: bool) -> None:
         wanted = [self._room(member) if isinstance(member, Worker) else member.max for member in cohort]
@@ -322,9 +344,9 @@ class Queue:
             topic_id=self.topic_id,
             wanted=picked,
             after=self.leases.cursor,
-            held=self.leases.held_beyond(self.leases.cursor, _HELD_SENT),
+            held=self.leases.held_beyond(self.leases.cursor) if limit > len(picked) else [],
             limit=limit,
-            max_bytes=limits.CLAIM_BYTES,
+            max_bytes=min(limits.CLAIM_BYTES, sum(map(self._budget, cohort))),
         )
         self._asks.call(self.shard, Op.TAKE_JOBS, head, self._taken)
 
@@ -341,7 +363,7 @@ class Queue:
                 self._on_gone(self)
             return
         self._pause_ms = 0
-        leases.remove(taken.gone)
+        self.gone(taken.gone)
         leases.put_back(set(taking.picked).difference(taken.seqs[: taken.wanted]))
         leases.cursor = taken.at
         self._fresh = not taken.end
@@ -352,7 +374,7 @@ class Queue:
         wanted = [want for member, want in zip(taking.cohort, taking.wanted, strict=True) if not member.gone]
         if taking.evenly and cohort:
             shares = division.evenly(len(usable), wanted, turn=self._turn)
-            self._turn += len(usable) % len(cohort)
+            self._turn += division.remainder(len(usable), wanted)
         else:
             shares = division.in_order(len(usable), wanted)
         answers: list[tuple[Claimer | Worker, messages.Claimed, bytes]] = []
@@ -365,7 +387,9 @@ class Queue:
             leases.put_back(taken.seqs[at] for at in left if at < taken.wanted)
             leases.rewind([taken.seqs[at] for at in left if at >= taken.wanted])
             self._fresh = True
-        self._when_logged(lambda: self._hand_out(answers, taken), begin > 0)
+        self._when_logged(
+            lambda: self._hand_out(answers, taken), lambda error: self._take_back(answers, error), begin > 0
+        )
 
     def _lease(
         self,
@@ -395,7 +419,7 @@ class Queue:
             total += len(piece) + 1
             ends.append(total)
         if isinstance(member, Worker):
-            member.sizes.update(zip(seqs, map(len, pieces), strict=True))
+            member.pushed += total
         return messages.Claimed(seqs, ends, numbers, deliveries, deadline, 0), b",".join(pieces)
 
     def _hand_out(
@@ -411,6 +435,13 @@ class Queue:
                     member.caller.answer(Op.CLAIM, msgspec.structs.replace(claimed, ready=ready), body)
 
         self._compare(taken.removals, send, lambda error: send())
+
+    def _take_back(self, answers: list[tuple[Claimer | Worker, messages.Claimed, bytes]], error: ApiError) -> None:
+        """The leases could not be made as durable as they have to be: nobody got them."""
+        for member, claimed, _ in answers:
+            released = self.leases.nack(member.node, claimed.seqs, claimed.leases)
+            self._record("released", member.node, released, reason="refused")
+        self._refuse([member for member, _, _ in answers], error)
 
     @staticmethod
     def _refuse(cohort: Iterable[Claimer | Worker], error: ApiError) -> None:
@@ -518,6 +549,8 @@ class Queue:
                 self.moves += len(moving)
                 self.move_pause_ms = limits.DEAD_LETTER_RETRY_MS[0]
             else:
+                if isinstance(error, Unavailable):
+                    self._unsure.update(lease.seq for lease in moving)
                 self.not_moved(moving)
             then()
 
@@ -533,7 +566,7 @@ class Queue:
     def _ready(self, live: int) -> int:
         return max(0, live - self.leases.in_flight - self.leases.hidden)
 
-    def _counted(self, then: Callable[[int], None], failed: Callable[[ApiError], None]) -> None:
+    def _counted(self, then: Callable[[int], None], failed: Failed) -> None:
         """With the number of jobs that are ready now."""
 
         def checked(answer: messages.JobsChecked, _: bytes | memoryview, error: Exception | None) -> None:
@@ -545,7 +578,14 @@ class Queue:
 
         self._asks.call(self.shard, Op.CHECK_JOBS, messages.CheckJobs(self.topic, self.topic_id, []), checked)
 
-    def _compare(self, removals: int, then: Callable[[], None], failed: Callable[[ApiError], None]) -> None:
+    def gone(self, seqs: list[int]) -> None:
+        """Somebody removed these; perhaps we did, and were not told."""
+        self.leases.remove(seqs)
+        if moved := self._unsure.intersection(seqs):
+            self._unsure -= moved
+            self.dead_lettered += len(moved)
+
+    def _compare(self, removals: int, then: Callable[[], None], failed: Failed) -> None:
         """Go on when the table knows no job that somebody removed."""
         if removals == self._removals:
             then()
@@ -559,7 +599,7 @@ class Queue:
             if error is not None:
                 failed(_as_api_error(error))
                 return
-            self.leases.remove(answer.gone)
+            self.gone(answer.gone)
             self._removals = answer.removals
             self._on_dirty(self)
             then()
@@ -596,10 +636,10 @@ class Queue:
             if (lease := get(seq)) is not None and lease.state == State.EXPIRED:
                 self._record("released", lease.node, [lease], reason="expired")
 
-    def _when_logged(self, answer: Callable[[], None], changed: bool) -> None:
+    def _when_logged(self, answer: Callable[[], None], failed: Failed, changed: bool) -> None:
         """Now, or with leases_durable when what was recorded is synced."""
         if changed and self.config.leases_durable:
-            self._logged.append(answer)
+            self._logged.append((answer, failed))
             self._on_dirty(self)
         else:
             answer()
@@ -620,12 +660,15 @@ class Queue:
             head = messages.LogLeases(self.topic, self.topic_id, self.config.leases_durable, events, size, False)
             self._asks.tell(self.shard, Op.LOG_LEASES, head, body)
 
-    def _log_now(self, events: int, body: bytes, size: int, logged: list[Callable[[], None]]) -> None:
-        """And answer when it is synced. If it can't be, the lease is good all the same: it is held here."""
+    def _log_now(self, events: int, body: bytes, size: int, logged: list[tuple[Callable[[], None], Failed]]) -> None:
+        """And answer when it is synced."""
 
-        def synced(answer: Any, _: bytes | memoryview, error: Exception | None) -> None:
-            for each in logged:
-                each()
+        def synced(_: Any, __: bytes | memoryview, error: Exception | None) -> None:
+            for answer, failed in logged:
+                if error is None:
+                    answer()
+                else:
+                    failed(_as_api_error(error))
 
         head = messages.LogLeases(self.topic, self.topic_id, True, events, size, False)
         self._asks.call(self.shard, Op.LOG_LEASES, head, synced, body)

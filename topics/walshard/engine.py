@@ -155,6 +155,7 @@ class Engine:
     def _published(self, topic: Topic) -> None:
         self.polls.wake(topic)
         self.tails.published(topic)
+        self.jobs.look(topic)
 
     def caller_gone(self, reply_to: Any) -> None:
         """A link went down: nobody waits at its other end."""
@@ -491,6 +492,7 @@ class Engine:
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()
         deleted = topic.delete_before(bound) if seqs is None else topic.delete_seqs(seqs)
+        self.jobs.look(topic)
 
         def answer(fsync_us: int) -> bytes:
             result = messages.RecordsDeleted(

@@ -68,6 +68,7 @@ class Jobs:
         self._now_ms = now_ms
         self._history_bytes = history_bytes
         self._watched: dict[int, tuple[ReplyTo, int]] = {}  # by topic id: who is told of changes, and its correlation
+        self._told: dict[int, int] = {}  # by topic id: the removals it was told of last
         self._rendered: OrderedDict[int, tuple[Row, Rendered]] = OrderedDict()
         self._rendered_bytes = 0
         self.logs = sum(map(is_log_name, topics))  # leases logs among the topics
@@ -90,6 +91,7 @@ class Jobs:
             raise being_rebuilt(topic.name)
         self._refresh(topic)
         self._watched[topic.id] = (reply_to, correlation)
+        self._told[topic.id] = removals(topic)
         log = self._topics.get(log_name(topic.name))
         log_from = log_head = 0
         if log is not None:
@@ -113,7 +115,15 @@ class Jobs:
             changed = messages.QueueChanged(topic.config)
             reply_to.send_always(messages.pack(Op.QUEUE_CHANGED, correlation, changed))
 
+    def look(self, topic: Topic) -> None:
+        """Records may have gone otherwise than by an ack: then a connection that held one may have another."""
+        if (watcher := self._watched.get(topic.id)) is not None and self._told[topic.id] != (now := removals(topic)):
+            self._told[topic.id] = now
+            reply_to, correlation = watcher
+            reply_to.send_always(messages.pack(Op.JOBS_REMOVED, correlation, messages.JobsRemoved(now)))
+
     def topic_dropped(self, topic: Topic) -> None:
+        self._told.pop(topic.id, None)
         if (watcher := self._watched.pop(topic.id, None)) is not None:
             reply_to, correlation = watcher
             reply_to.send_always(messages.pack(Op.TOPIC_GONE, correlation, messages.TopicGone(topic.head_seq)))
@@ -145,6 +155,9 @@ class Jobs:
                 gone.append(seq)
             elif budget > 0:
                 piece = self._piece(row, seq - row.first)
+                if len(piece) > budget and pieces:
+                    budget = 0
+                    continue
                 budget -= len(piece)
                 pieces.append(piece)
                 seqs.append(seq)
@@ -182,6 +195,8 @@ class Jobs:
                 if room <= 0 or budget <= 0:
                     return at, False
                 piece = self._piece(row, index)
+                if len(piece) > budget and pieces:
+                    return at, False
                 pieces.append(piece)
                 seqs.append(seq)
                 room -= 1
@@ -226,12 +241,18 @@ class Jobs:
         seqs = sorted(seq for seq in request.seqs if topic.is_live(seq))
         commit = self._commit
         commit.write()
-        if request.events:
-            self._stage_events(topic, request.durable, request.events, request.size, body)
+        frame = b""
         if seqs and topic.logged:
             sources = topic.sources_of(below=topic.head_seq + 1, seqs=seqs)
             frame = _encode(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq, sources))
-            commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
+        delete_bytes = frame_bytes(key_len=0, body_len=len(frame))
+        try:
+            commit.make_room(delete_bytes + frame_bytes(key_len=0, body_len=len(body)) + limits.CONTROL_BYTES)
+            if request.events:
+                self._stage_events(topic, request.durable, request.events, request.size, body)
+        except DiskFull:
+            commit.make_room(delete_bytes, reserve=True)  # the delete matters more than its history
+        if frame:
             commit.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self._now_ms(), body=frame)
         if not commit.write():
             raise commit.failure

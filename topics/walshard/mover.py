@@ -134,6 +134,7 @@ class Mover:
             self._expire_ms = now + _EXPIRE_MS
             for each in engine.topics.values():
                 retention.expire(each, now_ms=now)  # nobody may ever look at it again
+                engine.jobs.look(each)
         self._settle_next()
         if self.busy:
             return True
