@@ -450,6 +450,14 @@ def test_the_largest_job_goes_out(queue: Queue) -> None:
     assert queue.ack([1])["acked"] == 1
 
 
+def test_each_of_a_cohort_gets_large_jobs_if_there_are_enough(api: Client) -> None:
+    """The bound is on an answer, not on a pass: an answer without jobs would say that the queue is empty."""
+    queue = make_queue(api, claim_jitter_ms=WINDOW_MS)
+    for _ in range(12):
+        queue.produce("x" * 1_000_000)
+    assert [answer["count"] for answer in _shares(queue, [1] * 12)] == [1] * 12
+
+
 def test_a_thousand_jobs_of_a_few_kib_fit_into_one_answer(queue: Queue) -> None:
     for start in range(0, 1_000, 100):
         queue.produce(*("x" * 5_000 for _ in range(start, start + 100)))
@@ -602,6 +610,31 @@ def test_ack_nack_and_extend_do_not_wait_for_a_window(api: Client) -> None:
         answer, spent = together([lambda: waiting.claim(5, node="late"), others])
     assert spent < 1.5
     assert seqs_of(answer) == [2]
+
+
+def test_who_leaves_during_the_window_gets_nothing(api1: Client, connect: Callable[..., Wire]) -> None:
+    queue = make_queue(api1, claim_jitter_ms=1_500)
+    queue.produce(1, 2, 3, 4)
+    leaving = connect()
+    leaving.send(request("POST", f"/v0/topics/{queue.name}/claim", b'{"node":"gone","max":10}'))
+    leaving.assert_silent(0.3)
+    leaving.reset()
+    answer = queue.claim(10, node="here")
+    assert (seqs_of(answer), [job["deliveries"] for job in answer["claimed"]]) == ([1, 2, 3, 4], [1] * 4)
+
+
+def test_a_stream_cancelled_during_the_window_gets_nothing(server: Server, clients: dict[str, Client]) -> None:
+    queue = make_queue(clients["http2"], claim_jitter_ms=1_500)
+    queue.produce(1, 2, 3, 4)
+    with H2Wire(server.port) as wire:
+        leaving, staying = (
+            wire.ask("POST", f"/v0/topics/{queue.name}/claim", b'{"node":"%b","max":10}' % node)
+            for node in (b"gone", b"here")
+        )
+        wire.cancel(leaving)
+        answer = json.loads(wire.finish(staying).body)
+    assert answer["count"] == 4
+    assert queue.ack([1, 2, 3, 4], node="here")["acked"] == 4
 
 
 # --- two gateways ------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ against a queue that is obviously right; and that looking changes nothing."""
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from .client import Client, unique
-from .queues import CLASSES, SHORTEST_MS, Counters, Queue, make_queue, seqs_of
+from .queues import CLASSES, SHORTEST_MS, Counters, Queue, make_queue, seqs_of, together, workers
 from .server import Server
 from .sse import Watching
 
@@ -296,3 +297,35 @@ def test_counters_add_up_at_every_moment(queue: Queue) -> None:
             ready, in_flight, moved = Counters(**state["queue"])
             assert (ready + in_flight, moved) == (state["count"], 0)
     queue.wait_counters(queue.state()["count"], 0)
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
+def test_counters_add_up_while_others_work(api: Client, durability: str) -> None:
+    """An ack takes the job out of both counts at once, however long the disk takes."""
+    queue = make_queue(api, durability=durability)
+    with workers(queue, 3) as (one, other, watched):
+        done = threading.Event()
+
+        def work(worker: Queue, node: str) -> None:
+            for _ in range(40):
+                worker.produce(*range(5))
+                if claimed := seqs_of(worker.claim(5, node=node)):
+                    assert worker.ack(claimed, node=node)["skipped"] == []
+
+        def both() -> None:
+            try:
+                together([lambda: work(one, "a"), lambda: work(other, "b")])
+            finally:
+                done.set()
+
+        def watch() -> list[tuple[int, int]]:
+            wrong = []
+            while not done.is_set():
+                state = watched.state()
+                shown = state["queue"]["ready"] + state["queue"]["in_flight"]
+                if shown != state["count"]:
+                    wrong.append((shown, state["count"]))
+            return wrong
+
+        _, wrong = together([both, watch])
+    assert wrong == []

@@ -103,6 +103,32 @@ def test_what_is_deleted_is_not_delivered(mixed: Queue, how: dict[str, Any], lef
     assert mixed.left() == hidden
 
 
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_deleted_jobs_take_nobodys_place(queue: Queue, count: int) -> None:
+    """A claim that gives fewer than asked for says that there are no more."""
+    queue.produce(*range(20))
+    queue.take(6)
+    queue.nack([1, 2, 3, 4, 5])
+    queue.api.delete(queue.name, before_seq=5)
+    assert seqs_of(queue.claim(count)) == [5, 7, 8, 9, 10, 11, 12, 13][:count]
+
+
+def test_evicted_jobs_take_nobodys_place(api: Client) -> None:
+    queue = make_queue(api, cap_records=10)
+    queue.produce(*range(10))
+    queue.take(5)
+    queue.nack([1, 2, 3, 4, 5])
+    queue.produce(*range(5))
+    assert seqs_of(queue.claim(5)) == [6, 7, 8, 9, 10]
+
+
+def test_fresh_jobs_that_were_deleted_take_nobodys_place(queue: Queue) -> None:
+    queue.produce_records([{"data": n, "tag": "keep" if n % 10 == 0 else "drop"} for n in range(1, 3_001)])
+    queue.api.delete(queue.name, match="drop")
+    assert seqs_of(queue.claim(100)) == list(range(10, 1_001, 10))
+    assert seqs_of(queue.claim(1_000)) == list(range(1_010, 3_001, 10))
+
+
 def test_a_leased_job_that_was_deleted_is_nobodys(queue: Queue) -> None:
     queue.produce(1, 2)
     jobs = queue.take(2)
