@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from topics.queue.division import evenly, in_order
+from topics.queue.division import evenly, in_order, remainder
 
 WANTED = st.lists(st.integers(0, 50), max_size=12)
 WANTING = st.lists(st.integers(1, 50), min_size=1, max_size=12)
@@ -123,12 +123,37 @@ def test_turns_go_round(available: int, wanted: list[int], turn: int) -> None:
     assert [sum(shares) for shares in zip(*passes, strict=True)] == [claimers * share + left for share in whole]
 
 
+@given(available=st.integers(0, 400), wanted=WANTED)
+@examples(300)
+def test_the_remainder_is_what_was_given_one_by_one(available: int, wanted: list[int]) -> None:
+    total = sum(wanted)
+    whole = [min(available, total) * want // max(total, 1) for want in wanted]
+    left = remainder(available, wanted)
+    assert left == sum(evenly(available, wanted, turn=0)) - sum(whole)
+    assert 0 <= left < max(1, sum(want > 0 for want in wanted)), "so one round is enough"
+
+
+def test_no_rhythm_of_the_load_favours_anybody() -> None:
+    """Every second pass divides without a remainder: who only counted passes would give each one to the same worker."""
+    turn = 0
+    totals = [0, 0]
+    for at in range(100):
+        available = 1 + at % 2
+        shares = evenly(available, [5, 5], turn=turn)
+        turn += remainder(available, [5, 5])
+        totals = [total + share for total, share in zip(totals, shares, strict=True)]
+    assert totals == [75, 75]
+
+
 @pytest.mark.parametrize("claimers", [2, 3, 7, 10])
 def test_equal_workers_are_served_alike_over_many_passes(claimers: int) -> None:
     chance = random.Random(claimers)
     totals = [0] * claimers
-    for turn in range(2_000):
-        shares = evenly(chance.randrange(10 * claimers), [10] * claimers, turn=turn)
+    turn = 0
+    for _ in range(2_000):
+        available = chance.randrange(10 * claimers)
+        shares = evenly(available, [10] * claimers, turn=turn)
+        turn += remainder(available, [10] * claimers)
         totals = [total + share for total, share in zip(totals, shares, strict=True)]
     assert variation(totals) < 0.01
 
@@ -137,10 +162,13 @@ def test_scarce_jobs_are_served_alike_to_workers_who_come_and_go() -> None:
     """Fewer jobs than claimers in every pass, so that all of them are remainders."""
     chance = random.Random(20)
     totals = [0] * 20
-    for turn in range(4_000):
+    turn = 0
+    for _ in range(4_000):
         present = sorted(chance.sample(range(20), 10))
-        for worker, share in zip(present, evenly(chance.randrange(1, 10), [10] * 10, turn=turn), strict=True):
+        available = chance.randrange(1, 10)
+        for worker, share in zip(present, evenly(available, [10] * 10, turn=turn), strict=True):
             totals[worker] += share
+        turn += remainder(available, [10] * 10)
     assert variation(totals) < 0.05
 
 

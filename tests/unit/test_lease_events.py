@@ -153,6 +153,10 @@ HISTORIES: dict[str, list[Step]] = {
         lambda written: written.extend("a", [1], deadline_ms=250),
     ],
     "disconnected": [lambda written: written.disconnect(7)],
+    "disconnected after expiry": [
+        lambda written: written.advance(101),
+        lambda written: written.disconnect(7),
+    ],
     "expired": [lambda written: written.advance(101)],
     "nacked after expiry": [
         lambda written: written.advance(101),
