@@ -90,7 +90,17 @@ def produce(queue: Queue, *data: object) -> None:
 
 
 def kill(server: Server, name: str) -> None:
-    pid = server.signal_child(name)
+    """One that runs: what the board shows may have died a moment ago."""
+
+    def killed() -> int:
+        pid = server.pid_of(name)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return 0
+        return pid
+
+    pid = eventually(killed, every_s=0.05)
     eventually(lambda: gone(pid))
 
 
@@ -196,7 +206,7 @@ def test_a_gateway_that_dies_again_and_again(start: Start, lane: Any) -> None:
         try:
             for at in (20, 60, 90):
                 eventually(lambda at=at: len(done) >= at)  # type: ignore[misc]
-                server.signal_child("gateway-0")
+                kill(server, "gateway-0")
             eventually(lambda: len(done) == count, what="all jobs")
         finally:
             finished.set()
@@ -373,7 +383,7 @@ def test_a_coordinator_that_dies_under_load(start: Start) -> None:
             try:
                 with Working(server, lane) as working:
                     own = Queue(working.client, queue.name)
-                    stream = working.open(queue, node, max=8)
+                    stream = open_again(working, queue, node, max=8)
                     while not finished.is_set():
                         if stream.stays_silent(0.1):
                             continue
@@ -390,7 +400,7 @@ def test_a_coordinator_that_dies_under_load(start: Start) -> None:
             for first in range(0, count, 20):
                 produce(queue, *range(first, first + 20))
                 if first in (60, 160, 260):
-                    server.signal_child("queue")
+                    kill(server, "queue")
             eventually(lambda: faults or sum(map(len, got.values())) >= count, what="all jobs")
         finally:
             finished.set()
@@ -400,6 +410,54 @@ def test_a_coordinator_that_dies_under_load(start: Start) -> None:
         seqs = sorted(job["$seq"] for jobs in got.values() for job in jobs)
         assert seqs == list(range(1, count + 1))
         assert insist(lambda: client.state(queue.name))["count"] == 0
+
+
+def test_streams_that_close_at_any_moment_of_a_restart(start: Start) -> None:
+    """Before the coordinator dies, while it is away, while it reads what there was: none is kept as if it were open."""
+    server = start()
+    with server.client() as client, Working(server, "http1") as one, Working(server, "http2") as two:
+        queue = make_queue(client, lease_ms=HOUR_MS)
+        for _ in range(5):  # so that there is something to read
+            queue.produce(*range(1_000))
+            assert queue.nack(seqs_of(queue.take(1_000)), delay_ms=HOUR_MS)["nacked"] == 1_000
+        jobs = queue.produce(*range(120))
+        streams = [(one, two)[n % 2].open(queue, f"w{n}", max=2) for n in range(60)]
+        for stream in streams:
+            stream.take(2)
+        for at, stream in enumerate(streams):
+            if at == 5:
+                kill(server, "queue")
+            stream.close()
+            time.sleep(0.02)  # spread over the restart
+        assert sorted(seqs_of(claim_within(queue, 120, within_s=BACK_S))) == jobs
+        queue.wait_counters(0, 120, hidden=5_000)
+
+
+SYNC_S = 0.4
+SLOW_DISK = f"""
+import os, time
+_fdatasync = os.fdatasync
+def fdatasync(fd):
+    time.sleep({SYNC_S})
+    _fdatasync(fd)
+os.fdatasync = fdatasync
+"""
+
+
+def test_what_was_leased_but_not_pushed_is_not_held(start: Start, tmp_path: Path, lane: Any) -> None:
+    """A durable lease is written before its job is pushed. A coordinator that dies in between has leased what nobody
+    got; the stream gets it from the next one."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    server = start(PYTHONPATH=tmp_path)
+    with server.client() as client, Working(server, lane) as working:
+        queue = make_queue(client, lease_ms=HOUR_MS, leases_durable=True)
+        stream = working.open(queue)
+        queue.produce("job")
+        eventually(lambda: queue.counters().in_flight == 1, within_s=SYNC_S, every_s=0.001)
+        kill(server, "queue")
+        assert stream.job(BACK_S)["data"] == "job"
+        insist_on_ack(queue, stream, 1)
+        queue.wait_counters(0, 0)
 
 
 # --- a shard dies ------------------------------------------------------------------------------------
@@ -497,7 +555,7 @@ def test_whatever_dies_all_jobs_are_done(start: Start) -> None:
             for first in range(0, count, 15):
                 produce(queue, *range(first, first + 15))
                 if first % 30 == 15 and names:
-                    server.signal_child(names.pop(0))
+                    kill(server, names.pop(0))
             assert not names
             eventually(lambda: len(done) >= count, what=f"all jobs ({len(done)})")
             eventually(lambda: insist(lambda: client.state(queue.name))["count"] == 0, what="all acked")

@@ -381,7 +381,7 @@ def test_thousands_of_jobs(working: Working, queue: Queue) -> None:
     got: list[Any] = []
     while len(got) < count:
         got += data_of(stream.take(1))
-        if len(stream.held) >= 100:
+        if len(stream.held) >= 130:
             working.ack(stream)
     producer.join()
     working.ack(stream)
