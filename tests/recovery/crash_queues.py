@@ -122,6 +122,7 @@ class Ledger:
         self.produced: dict[int, int] = {}  # number -> seq, once acknowledged
         self.deliveries: dict[int, list[Delivery]] = {}  # by seq
         self.done: dict[int, tuple[Delivery, float]] = {}  # seq -> whose ack counted, and when its answer came
+        self.dead = 0  # in the dead letter, when somebody last looked
         self.ack_sent: set[int] = set()  # seqs of which at least one ack was sent
         self._lease_ids: set[str] = set()
         self.upsets: list[tuple[float, float]] = []  # when a process was away that takes part in writing leases down
@@ -141,7 +142,7 @@ class Ledger:
 
     @property
     def open(self) -> int:
-        return len(self.produced) - len(self.done)
+        return len(self.produced) - len(self.done) - self.dead
 
     # --- leases ---
 
@@ -437,7 +438,7 @@ class Worker(_Holder):
         node: str,
         *,
         seed: int,
-        leases_ms: Sequence[int] = (400, 1_500, 4_000),
+        leases_ms: Sequence[int] = (300, 1_000, 2_500),
         pace_s: float = 0.01,
     ) -> None:
         super().__init__(world, ledger, node, seed=seed)
@@ -469,7 +470,7 @@ class Worker(_Holder):
         if dice < 0.08:
             self._nack(client, held, self._rng.choice((0, 0, 300)))
         elif dice < 0.16:
-            self._extend(client, held, self._rng.choice((600, 3_000)))
+            self._extend(client, held, self._rng.choice((600, 2_000)))
             self._ack(client, held)
         elif dice < 0.20:
             return
@@ -635,7 +636,7 @@ class Fleet:
         producers: int = 1,
         pace_s: float = 0.01,
         poison: Callable[[int], bool] = lambda number: False,
-        leases_ms: Sequence[int] = (400, 1_500, 4_000),
+        leases_ms: Sequence[int] = (300, 1_000, 2_500),
         **config: Any,
     ) -> Ledger:
         make_queue(self.world, name, leases_durable=leases_durable, **config)
@@ -665,6 +666,14 @@ class Fleet:
             return all(len(ledger.done) >= goal for ledger, goal in goals.items())
 
         eventually(enough, what=f"{more} more acks in each queue")
+
+    def moved(self, ledger: Ledger) -> int:
+        """How many jobs are in the dead letter."""
+        self.raise_errors()
+        answer = self.world.insist(lambda client: client.get(ledger.dead_letter or ""))
+        if answer.ok:
+            ledger.dead = answer.body["count"]
+        return ledger.dead
 
     def kill(self, victims: str, **how: Any) -> None:
         """Processes joined by "+", `tree` or `supervisor`; until everything is there again. how: of the next life."""
