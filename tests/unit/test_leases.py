@@ -637,6 +637,24 @@ def test_a_closed_stream_gives_back_what_has_expired_on_it() -> None:
     assert leases.pick(9) == ([SEQ], [])
 
 
+def test_only_what_came_later_is_given_back() -> None:
+    """Leases with a higher number; the others stay the stream's, and go when it closes."""
+    leases = Leases(first_number=1)
+    leases.claim([30, 10], node=NODE, deadline_ms=100, stream=7)
+    leases.claim([20, 40], node=NODE, deadline_ms=FAR, stream=7)
+    leases.claim([50], node=NODE, deadline_ms=FAR, stream=8)
+    leases.ack(NODE, [40])
+    leases.advance(101)
+    assert changed_seqs(leases.disconnect(7, after=4)) == []
+    assert changed_seqs(leases.disconnect(7, after=1)) == [10, 20]
+    assert states(leases) == {30: EXPIRED, 10: FREE, 20: FREE, 40: ENDING, 50: LEASED}
+    assert (leases.of_stream(7), leases.of_stream(8), sorted(leases.streams())) == (0, 1, [7, 8])
+    check_books(leases)
+    assert changed_seqs(leases.disconnect(7)) == [30]
+    assert leases.streams() == [8]
+    check_books(leases)
+
+
 def test_an_ack_on_its_way_outlives_its_stream() -> None:
     """If the delete fails, the lease goes on without the connection it came by."""
     leases = in_state(ENDING)
@@ -914,6 +932,21 @@ def remove_and_claim(leases: Leases, at: int) -> None:
     assert leases.claim([SEQ], node=NODE, deadline_ms=FAR + at, stream=at + 1)
 
 
+def remove_while_free(leases: Leases, at: int) -> None:
+    seq = 100 + at
+    leases.claim([seq], node=NODE, deadline_ms=FAR)
+    leases.nack(NODE, [seq])
+    leases.remove([seq])
+
+
+def ack_expired(leases: Leases, at: int) -> None:
+    seq = 100 + at
+    leases.claim([seq], node="b", deadline_ms=at)
+    leases.advance(at + 1)
+    assert leases.ack("b", [seq])
+    leases.remove([seq])
+
+
 def pick_and_put_back(leases: Leases, at: int) -> None:
     leases.nack(NODE, [SEQ])
     picked, _ = leases.pick(1)
@@ -938,6 +971,8 @@ CYCLES = [
     undo_a_delete,
     undo_a_move,
     remove_and_claim,
+    remove_while_free,
+    ack_expired,
     pick_and_put_back,
     replay_an_extension,
     replay_a_checkpoint,
