@@ -308,6 +308,7 @@ class Redrive:
         self._in_doubt = in_doubt
         self._now_ms = now_ms
         self._targets: dict[str, Target] = {}
+        self._written: set[str] = set()  # by this run; kept only until it is removed
 
     async def run(self) -> None:
         state = await self._client.state(self._topic)
@@ -337,14 +338,16 @@ class Redrive:
             written += 1
         if written:
             removed = await shelf.remove(letters[:written])
-            self._journal.settle(letter.key for letter in removed)
+            keys = [letter.key for letter in removed]
+            self._journal.settle(keys)
+            self._written.difference_update(keys)
         if failure is not None:
             raise failure
 
     async def _write(self, letter: DeadLetter) -> None:
         key = letter.key
         if self._journal.is_written(key):
-            self.tally.finished += 1
+            self.tally.finished += key not in self._written  # not if its lease was lost and it comes again
             return
         target = await self._target(letter.target(self._to))
         self._journal.begin(
@@ -357,6 +360,7 @@ class Redrive:
         except TopicsError:
             self._journal.settle([key])  # it is certain that nothing was written
             raise
+        self._written.add(key)
         self.tally.moved[target.name] += 1
 
     async def _append(self, letter: DeadLetter, target: Target, *, patience_ms: int) -> None:
