@@ -156,6 +156,7 @@ class TopicReport(_Message, frozen=True):
     last_read_ts: int | None
     topic_id: int = 0
     removals: int = 0  # of a queue: records that went otherwise than by an ack
+    completing: int = 0  # of a queue: deleted by an ack that waits for its sync
 
 
 class DropTopic(_Message, frozen=True):
@@ -184,6 +185,7 @@ class TopicRow(_Message, frozen=True):
     effective_priority: int
     topic_id: int = 0  # only of queues, like what follows
     removals: int = 0
+    completing: int = 0
 
 
 class TopicsListed(_Message, frozen=True):
@@ -492,7 +494,7 @@ class OpenQueue(_Message, frozen=True):
 class QueueOpened(_Message, frozen=True):
     topic_id: int
     config: TopicConfig
-    live: int  # records in the topic
+    live: int  # records in the topic; here and below those count too whose delete waits for its sync
     removals: int  # records that went otherwise than by COMPLETE_JOBS; any change means: look which
     log_from: int  # where to read the leases log from ...
     log_head: int  # ... and where it ends; 0: there is none
@@ -672,8 +674,9 @@ class QueueRow(_Message, frozen=True):
 
     topic: str
     topic_id: int
-    live: int
+    count: int
     removals: int
+    completing: int
 
 
 class CountQueues(_Message, frozen=True):

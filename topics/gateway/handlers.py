@@ -121,7 +121,7 @@ class Handlers:
             report = answers[0]
             if report.config.type != "queue":
                 return render(report, None)
-            row = messages.QueueRow(request.name, report.topic_id, report.count, report.removals)
+            row = messages.QueueRow(request.name, report.topic_id, report.count, report.removals, report.completing)
 
             def counted(counts: dict[str, dict[str, int]]) -> Response:
                 if request.name not in counts:
@@ -176,7 +176,8 @@ class Handlers:
             if not queues or not self._linked(self._queue):
                 return answer({})
             return self._counted(
-                [messages.QueueRow(row.topic, row.topic_id, row.count, row.removals) for row in queues], answer
+                [messages.QueueRow(row.topic, row.topic_id, row.count, row.removals, row.completing) for row in queues],
+                answer,
             )
 
         calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]

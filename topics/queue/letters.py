@@ -2,10 +2,12 @@
 
 Append there, with a key that is the job's own, then delete here: a crash in between leaves the job in both, and the
 next try finds its key and appends nothing. What is refused (the topic is full, or may not be made) stays where it is,
-out of sight, and is tried again by a later claim.
+out of sight, and is tried again until it is taken or the queue's config changes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 import trio
@@ -39,24 +41,79 @@ def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> by
     return b"{%b,%b" % (inside, stamp[1:]) if inside else stamp
 
 
+class _Moving:
+    """The jobs of a queue that are on their way."""
+
+    __slots__ = ("jobs", "wake")
+
+    def __init__(self) -> None:
+        self.jobs: list[Lease] = []
+        self.wake = trio.Event()
+
+
 class Letters:
-    def __init__(self, asks: Asks, *, shards: int, log: Log) -> None:
+    def __init__(self, asks: Asks, *, shards: int, log: Log, on_done: Callable[[], None]) -> None:
         self._asks = asks
         self._shards = shards
         self._log = log
+        self._on_done = on_done
+        self._moving: dict[Queue, _Moving] = {}
 
-    async def move(self, queue: Queue, moving: list[Lease]) -> None:
-        for at in range(0, len(moving), limits.DEAD_LETTER_BATCH):
-            await self._move_some(queue, moving[at : at + limits.DEAD_LETTER_BATCH])
+    def add(self, queue: Queue, jobs: list[Lease]) -> bool:
+        """More to move; True: nobody is at it yet, so `run` has to be started."""
+        moving = self._moving.get(queue)
+        if moving is not None:
+            moving.jobs.extend(jobs)
+            return False
+        moving = self._moving[queue] = _Moving()
+        moving.jobs.extend(jobs)
+        return True
 
-    async def _move_some(self, queue: Queue, moving: list[Lease]) -> None:
+    def look(self, queue: Queue) -> None:
+        """Something has changed: don't wait for the next try."""
+        if (moving := self._moving.get(queue)) is not None:
+            moving.wake.set()
+
+    async def run(self, queue: Queue) -> None:
+        """Until nothing is left to move, with pauses that grow while it is refused."""
+        moving = self._moving[queue]
+        pause_ms, longest_ms = limits.DEAD_LETTER_RETRY_MS
+        try:
+            while moving.jobs and not queue.ended:
+                jobs = moving.jobs[: limits.DEAD_LETTER_BATCH]
+                del moving.jobs[: len(jobs)]
+                patient = [lease for lease in jobs if not queue.is_worn(lease)]
+                queue.deliver_again(patient)
+                left, refused = await self._move([lease for lease in jobs if lease not in patient], queue)
+                self._on_done()
+                if not left:
+                    pause_ms = limits.DEAD_LETTER_RETRY_MS[0]
+                    continue
+                moving.jobs[:0] = left
+                self._log.warning(
+                    "dead letters refused",
+                    queue=queue.topic,
+                    to=queue.config.dead_letter,
+                    jobs=len(moving.jobs),
+                    reason=str(refused) or "the shard went away",
+                    retry_ms=pause_ms,
+                )
+                moving.wake = trio.Event()
+                with trio.move_on_after(pause_ms / 1_000):
+                    await moving.wake.wait()
+                pause_ms = min(2 * pause_ms, longest_ms)
+        finally:
+            del self._moving[queue]
+
+    async def _move(self, jobs: list[Lease], queue: Queue) -> tuple[list[Lease], Exception | None]:
+        """Those that could not be moved, and why."""
         moved: list[Lease] = []
         gone: list[Lease] = []
         refused: Exception | None = None
         try:
-            bodies = [self._asks.send(queue.shard, Op.READ_RAW, self._read(queue, lease)) for lease in moving]
+            reads = [self._asks.send(queue.shard, Op.READ_RAW, self._read(queue, lease)) for lease in jobs]
             appends = []
-            for lease, (correlation, entry) in zip(moving, bodies, strict=True):
+            for lease, (correlation, entry) in zip(jobs, reads, strict=True):
                 piece, body = await self._asks.wait(queue.shard, correlation, entry)
                 if piece.seqs != [(lease.seq, 1)]:
                     gone.append(lease)  # somebody deleted it meanwhile
@@ -70,24 +127,23 @@ class Letters:
                     refused = error
         except (ApiError, Unavailable) as error:
             refused = error
-        if gone:
-            queue.gone([lease.seq for lease in gone])
-        left = [lease for lease in moving if lease not in moved and lease not in gone]
-        if left:
-            queue.not_moved(left)
-            self._log.warning(
-                "dead letters refused",
-                queue=queue.topic,
-                to=queue.config.dead_letter,
-                jobs=len(left),
-                reason=str(refused) or "the shard went away",
-                retry_ms=queue.move_pause_ms,
-            )
-        if moved:
-            done = trio.Event()
-            queue.moved(moved, done.set)
-            self._asks.flush()
-            await done.wait()
+        queue.gone([lease.seq for lease in gone])
+        if moved and (failed := await self._delete(moved, queue)) is not None:
+            moved, refused = [], failed
+        return [lease for lease in jobs if lease not in moved and lease not in gone], refused
+
+    async def _delete(self, moved: list[Lease], queue: Queue) -> Exception | None:
+        outcome: list[Exception | None] = []
+        done = trio.Event()
+
+        def then(error: Exception | None) -> None:
+            outcome.append(error)
+            done.set()
+
+        queue.moved(moved, then)
+        self._asks.flush()
+        await done.wait()
+        return outcome[0]
 
     @staticmethod
     def _read(queue: Queue, lease: Lease) -> messages.ReadRaw:

@@ -87,7 +87,7 @@ class Coordinator:
         self._shards = context.shards
         self._asks = Asks(shards=context.shards)
         self._asks.on_unasked = self._unasked
-        self._letters = Letters(self._asks, shards=context.shards, log=context.log)
+        self._letters = Letters(self._asks, shards=context.shards, log=context.log, on_done=context.bell.ring_always)
         self._gateways: dict[str, Link] = {}
         self._queues: dict[str, Queue] = {}
         self._openings: dict[str, _Opening] = {}
@@ -392,7 +392,8 @@ class Coordinator:
         self._dirty[queue] = None
 
     def _worn(self, queue: Queue, moving: list[Lease]) -> None:
-        self._nursery.start_soon(self._letters.move, queue, moving)
+        if self._letters.add(queue, moving):
+            self._nursery.start_soon(self._letters.run, queue)
 
     def _queue_gone(self, queue: Queue) -> None:
         self._end_queue(queue, topic_not_found(queue.topic))
@@ -405,6 +406,7 @@ class Coordinator:
             if of is queue:
                 del self._streams[stream]
         queue.end(error)
+        self._letters.look(queue)
         self._forgotten(queue)
 
     def _forgotten(self, queue: Queue) -> None:
@@ -425,6 +427,7 @@ class Coordinator:
         elif (queue := self._watches[shard].get(correlation)) is not None:
             if op == Op.QUEUE_CHANGED:
                 queue.configured(messages.decode_answer(message)[0].config)
+                self._letters.look(queue)
             elif op == Op.JOBS_REMOVED:
                 queue.removed(messages.decode_answer(message)[0].removals)
             elif op == Op.TOPIC_GONE:
@@ -473,6 +476,7 @@ class Coordinator:
             else:
                 self._away.discard(queue)
                 self._dirty[queue] = None
+                self._letters.look(queue)
         self._context.bell.ring_always()
 
     def _link_down(self, peer: str) -> None:

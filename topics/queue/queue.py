@@ -79,12 +79,15 @@ class Worker:
 class _Taking:
     """A pass that waits for the shard."""
 
-    __slots__ = ("cohort", "evenly", "picked", "wanted")
+    __slots__ = ("cohort", "evenly", "limit", "picked", "wanted")
 
-    def __init__(self, cohort: list[Claimer | Worker], wanted: list[int], picked: list[int], evenly: bool) -> None:
+    def __init__(
+        self, cohort: list[Claimer | Worker], wanted: list[int], picked: list[int], limit: int, evenly: bool
+    ) -> None:
         self.cohort = cohort
         self.wanted = wanted
         self.picked = picked
+        self.limit = limit
         self.evenly = evenly
 
 
@@ -113,6 +116,7 @@ class Queue:
         self.moves = 0  # to the dead letters
         self.workers: dict[int, Worker] = {}
         self.used_ms = now_ms()
+        self.ended = False
         self._asks = asks
         self._now_ms = now_ms
         self._backlog_bytes = backlog_bytes  # that a connection may have before it is given more
@@ -132,7 +136,6 @@ class Queue:
         self._acks: list[tuple[Caller, list[Lease], list[int]]] = []
         self._named = 0  # jobs in events since the last checkpoint
         self._following = 0  # the correlation under which the shard tells of new jobs
-        self.move_pause_ms = limits.DEAD_LETTER_RETRY_MS[0]
 
     # --- knowing the topic ---
 
@@ -235,7 +238,9 @@ class Queue:
         self.leases.advance(self._now_ms())
 
         def counted() -> None:
-            then(messages.QueueCounts(self._ready(row.live), self.leases.in_flight, self.dead_lettered))
+            # Those whose delete waits for its sync are held here still, but not among the records any more.
+            ready = self._ready(row.count + row.completing)
+            then(messages.QueueCounts(ready, self.leases.in_flight - row.completing, self.dead_lettered))
 
         self._compare(row.removals, counted, lambda error: then(None))
 
@@ -276,6 +281,7 @@ class Queue:
         for claimer in self._claimers:
             claimer.caller.fail(Op.CLAIM, error)
         self._claimers = []
+        self.ended = True
         for worker in self.workers.values():
             worker.gone = True
             worker.caller.answer(Op.WORK_ENDED, messages.WorkEnded(error.status, error.message))
@@ -338,7 +344,7 @@ class Queue:
         if not limit:
             self._refuse(cohort, throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first"))
             return
-        self._taking = _Taking(cohort, wanted, picked, evenly)
+        self._taking = _Taking(cohort, wanted, picked, limit, evenly)
         head = messages.TakeJobs(
             topic=self.topic,
             topic_id=self.topic_id,
@@ -365,6 +371,11 @@ class Queue:
         self._pause_ms = 0
         self.gone(taken.gone)
         leases.put_back(set(taking.picked).difference(taken.seqs[: taken.wanted]))
+        if taken.gone and leases.free:
+            # Fresh jobs stand where free ones should: some of those that were asked for had been removed.
+            leases.put_back(taken.seqs[: taken.wanted])
+            self._take([member for member in taking.cohort if not member.gone], evenly=taking.evenly)
+            return
         leases.cursor = taken.at
         self._fresh = not taken.end
         now = self._now_ms()
@@ -379,7 +390,12 @@ class Queue:
             shares = division.in_order(len(usable), wanted)
         answers: list[tuple[Claimer | Worker, messages.Claimed, bytes]] = []
         begin = 0
+        cut = not taken.end and len(taken.seqs) < taking.limit  # there is more, but it would have been too many bytes
         for member, share in zip(cohort, shares, strict=True):
+            if cut and not share and isinstance(member, Claimer):
+                self._claimers.append(member)
+                self._window_ms = now
+                continue
             mine = usable[begin : begin + share]
             begin += share
             answers.append((member, *self._lease(member, mine, taken, body, now)))
@@ -538,7 +554,7 @@ class Queue:
 
         self._compare(done.removals, answer, lambda error: answer())
 
-    def moved(self, moving: list[Lease], then: Callable[[], None]) -> None:
+    def moved(self, moving: list[Lease], then: Callable[[Exception | None], None]) -> None:
         """These are with the dead letters: they leave here."""
         for lease in moving:
             self._record("dead_lettered", lease.node, [lease])
@@ -547,18 +563,19 @@ class Queue:
             if error is None:
                 self.dead_lettered += len(moving)
                 self.moves += len(moving)
-                self.move_pause_ms = limits.DEAD_LETTER_RETRY_MS[0]
-            else:
-                if isinstance(error, Unavailable):
-                    self._unsure.update(lease.seq for lease in moving)
-                self.not_moved(moving)
-            then()
+            elif isinstance(error, Unavailable):
+                self._unsure.update(lease.seq for lease in moving)
+            then(error)
 
         self.complete(moving, completed)
 
-    def not_moved(self, moving: list[Lease]) -> None:
-        self.leases.undo((lease.seq for lease in moving), until_ms=self._now_ms() + self.move_pause_ms)
-        self.move_pause_ms = min(2 * self.move_pause_ms, limits.DEAD_LETTER_RETRY_MS[1])
+    def is_worn(self, lease: Lease) -> bool:
+        config = self.config
+        return bool(config.dead_letter and config.max_deliveries and lease.deliveries >= config.max_deliveries)
+
+    def deliver_again(self, leases: Iterable[Lease]) -> None:
+        """The queue has been told to be more patient."""
+        self.leases.undo((lease.seq for lease in leases), until_ms=self._now_ms())
         self._on_dirty(self)
 
     # --- counting ---

@@ -399,6 +399,7 @@ class Engine:
             last_read_ts=topic.last_read_ts,
             topic_id=topic.id,
             removals=removals(topic),
+            completing=topic.completing,
         )
         return messages.pack(Op.GET_TOPIC, correlation, report)
 
@@ -461,6 +462,7 @@ class Engine:
                     effective_priority=effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=now),
                     topic_id=topic.id if is_queue else 0,
                     removals=removals(topic) if is_queue else 0,
+                    completing=topic.completing if is_queue else 0,
                 )
             )
         return messages.pack(Op.LIST_TOPICS, correlation, messages.TopicsListed(rows, len(names) > request.limit))

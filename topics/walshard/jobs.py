@@ -96,7 +96,9 @@ class Jobs:
         log_from = log_head = 0
         if log is not None:
             log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
-        opened = messages.QueueOpened(topic.id, topic.config, topic.count, removals(topic), log_from, log_head)
+        opened = messages.QueueOpened(
+            topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
+        )
         return messages.pack(Op.OPEN_QUEUE, correlation, opened)
 
     @staticmethod
@@ -173,7 +175,7 @@ class Jobs:
             gone=gone,
             at=at,
             end=end,
-            live=topic.count,
+            live=topic.count + topic.completing,
             removals=removals(topic),
         )
         return messages.pack(Op.TAKE_JOBS, correlation, taken, b",".join(pieces))
@@ -229,7 +231,9 @@ class Jobs:
     def _check(self, request: messages.CheckJobs, reply_to: ReplyTo, correlation: int) -> bytes:
         topic = self._queue(request.topic, request.topic_id)
         gone = [seq for seq in request.seqs if not topic.is_live(seq)]
-        return messages.pack(Op.CHECK_JOBS, correlation, messages.JobsChecked(gone, topic.count, removals(topic)))
+        return messages.pack(
+            Op.CHECK_JOBS, correlation, messages.JobsChecked(gone, topic.count + topic.completing, removals(topic))
+        )
 
     # --- done ---
 
@@ -260,11 +264,16 @@ class Jobs:
         topic.completed += deleted
 
         def answer(fsync_us: int) -> bytes:
-            completed = messages.JobsCompleted(topic.count, removals(topic), fsync_us)
+            completed = messages.JobsCompleted(topic.count + topic.completing, removals(topic), fsync_us)
             return messages.pack(Op.COMPLETE_JOBS, correlation, completed)
 
+        def synced(fsync_us: int) -> bytes:
+            topic.completing -= deleted
+            return answer(fsync_us)
+
         if topic.needs_sync and deleted:
-            commit.wait_for_sync(reply_to, answer)
+            topic.completing += deleted
+            commit.wait_for_sync(reply_to, synced)
             return None
         commit.request_sync()
         return answer(0)

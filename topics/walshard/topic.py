@@ -90,7 +90,8 @@ class Topic:
         self.tags: TagIndex | None = None
         self.hops_read = 0  # how far the next in the ring has read
         self.flushing = False
-        self.completed = 0  # of a queue: jobs deleted by acks, since the process started
+        self.completed = 0  # of a queue: jobs deleted by acks, since the process started ...
+        self.completing = 0  # ... and how many of those deletes wait for their sync
         self.dropped = False
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
         self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
