@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,7 +17,7 @@ import pytest
 
 from .client import Answer, Client, unique
 from .h2wire import H2Wire
-from .queues import CLASSES, Queue, data_of, leases_of, now_ms, seqs_of
+from .queues import CLASSES, Counters, Queue, data_of, leases_of, now_ms, seqs_of
 from .server import Server, eventually
 from .sse import Ended, EventStream, Http1Source, Http2Source, Watching
 from .wire import Wire, request
@@ -50,6 +51,26 @@ def read_until(source: Http1Source | Http2Source, enough: Callable[[bytes], bool
     while not enough(received):
         received += source.more(10)
     return received
+
+
+@contextmanager
+def looking(server: Server, queue: Queue) -> Iterator[list[Counters]]:
+    """Somebody asks for the counters all the time; what was seen."""
+    seen: list[Counters] = []
+    done = threading.Event()
+
+    def look() -> None:
+        with server.client() as client:
+            while not done.is_set():
+                seen.append(queue.by(client).counters())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
 
 
 # --- the response ------------------------------------------------------------------------------------
@@ -479,25 +500,14 @@ def test_as_many_come_as_were_acked(working: Working, queue: Queue) -> None:
 def test_the_server_never_counts_more(server: Server, working: Working, queue: Queue) -> None:
     """Looked at all the time, while the worker is as fast as it can be."""
     queue.produce(*range(600))
-    seen: list[int] = []
-    done = threading.Event()
-
-    def look() -> None:
-        with server.client() as client:
-            while not done.is_set():
-                seen.append(queue.by(client).counters().in_flight)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    stream = working.open(queue, max=8)
-    for seq in range(1, 601):
-        assert stream.seqs(1) == [seq]
-        if len(stream.held) > 4:
-            working.ack(stream)
-    done.set()
-    looking.join()
+    with looking(server, queue) as seen:
+        stream = working.open(queue, max=8)
+        for seq in range(1, 601):
+            assert stream.seqs(1) == [seq]
+            if len(stream.held) > 4:
+                working.ack(stream)
     assert len(seen) > 20
-    assert max(seen) <= 8
+    assert max(counters.in_flight for counters in seen) <= 8
 
 
 # --- room for the next -------------------------------------------------------------------------------
@@ -554,6 +564,20 @@ def test_an_expired_job_comes_back(working: Working, queue: Queue) -> None:
     stream.forget(1)
     assert queue.ack([1], lease_ids=[again["lease_id"]])["acked"] == 1
     assert stream.seqs(1) == [2]
+
+
+def test_looking_does_not_keep_anything_back(server: Server, working: Working, queue: Queue) -> None:
+    """Somebody asks for the counters all the time, also in the moment in which a lease ends or a delay is over."""
+    queue.produce(1)
+    with looking(server, queue) as seen:
+        stream = working.open(queue, lease_ms=100)
+        for deliveries in range(1, 11):
+            assert stream.job(3)["deliveries"] == deliveries
+        for deliveries in range(11, 21):
+            stream.forget()
+            queue.nack([1], delay_ms=50)
+            assert stream.job(3)["deliveries"] >= deliveries
+    assert {counters[:2] for counters in seen} <= {(0, 0), (0, 1), (1, 0)}
 
 
 def test_an_expired_job_makes_room_even_if_another_takes_it(working: Working, queue: Queue) -> None:
@@ -836,10 +860,10 @@ def test_a_job_that_was_extended_is_given_back_too(working: Working, queue: Queu
 
 
 def test_jobs_that_nobody_read_are_given_back_too(working: Working, queue: Queue) -> None:
-    """They are with the kernel when the client goes."""
+    """They are with the gateway or the kernel when the client goes; the rest it was never given."""
     queue.produce(*["x" * 20_000] * 200)
     stream = working.open(queue, max=200, receive_buffer=4_096)
-    queue.wait_counters(0, 200)
+    eventually(lambda: queue.counters().in_flight > 2)
     stream.close()
     assert len(claim_within(queue, 200)) == 200
 
