@@ -11,7 +11,7 @@ from e2e.queues import Queue, make_queue, seqs_of
 from e2e.server import Server, eventually, gone
 from e2e.working import HOUR_MS, claim_within
 
-from .chromium import Page
+from .chromium import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -116,8 +116,11 @@ def test_two_tabs_share_the_work(open_page: Callable[..., Page], queue: Queue) -
     queue.wait_counters(0, 0)
 
 
-@pytest.mark.parametrize("how", ["the source is closed", "the page goes elsewhere"])
-def test_what_a_page_leaves_undone_is_anybodys_at_once(page: Page, queue: Queue, how: str) -> None:
+@pytest.mark.parametrize("how", ["the source is closed", "the tab is closed"])
+def test_what_a_page_leaves_undone_is_anybodys_at_once(
+    browser: Browser, server: Server, queue: Queue, how: str
+) -> None:
+    page = browser.open(f"{server.url}/v0/health")
     queue.produce(*range(5))
     worker = Worker(page, queue, most=5, acks=False)
     worker.wait_jobs(5)
@@ -125,10 +128,12 @@ def test_what_a_page_leaves_undone_is_anybodys_at_once(page: Page, queue: Queue,
     if how == "the source is closed":
         page.run("source.close()")
     else:
-        page.run("location.href = 'about:blank'")
+        page.close()
     jobs = claim_within(queue, 5, within_s=2)
     assert seqs_of(jobs) == [1, 2, 3, 4, 5]
     assert {job["deliveries"] for job in jobs} == {2}
+    if how == "the source is closed":
+        page.close()
 
 
 def test_it_comes_back_by_itself_when_the_gateway_dies(page: Page, server: Server, queue: Queue) -> None:
