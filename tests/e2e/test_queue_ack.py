@@ -314,7 +314,9 @@ def test_of_many_acks_of_one_job_one_counts(queue: Queue) -> None:
     queue.assert_counters(0, 0)
 
 
-def test_an_ack_and_a_claim_of_an_expired_job_exclude_each_other(queue: Queue) -> None:
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_an_ack_and_a_claim_of_an_expired_job_exclude_each_other(api: Client, durability: str) -> None:
+    queue = make_queue(api, durability=durability)
     outcomes = set()
     for turn in itertools.count():
         (seq,) = queue.produce(turn)
@@ -333,3 +335,35 @@ def test_an_ack_and_a_claim_of_an_expired_job_exclude_each_other(queue: Queue) -
         if turn >= 11 or (turn >= 3 and len(outcomes) == 2):
             break
     queue.assert_counters(0, 0)
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_an_ack_and_a_nack_of_one_job_exclude_each_other(api: Client, durability: str) -> None:
+    queue = make_queue(api, durability=durability)
+    with workers(queue, 3) as (one, other, third):
+        for turn in range(15):
+            (seq,) = queue.produce(turn)
+            queue.take()
+            acked, nacked, extended = together(
+                [
+                    lambda s=seq: one.ack([s])["acked"],
+                    lambda s=seq: other.nack([s])["nacked"],
+                    lambda s=seq: third.extend([s])["extended"],
+                ]
+            )
+            assert acked + nacked == 1
+            assert extended in (0, 1)
+            if nacked:
+                assert queue.ack(seqs_of(queue.take()))["acked"] == 1
+    queue.assert_counters(0, 0)
+
+
+def test_the_class_of_the_last_put_counts(api: Client) -> None:
+    queue = make_queue(api, durability="fsync")
+    queue.produce(1, 2, 3)
+    queue.take(3)
+    assert queue.ack([1])["performance"]["fsync_ms"] > 0
+    if queue.configure(durability="disk")["config"]["durability"] == "disk":
+        assert queue.ack([2])["performance"]["fsync_ms"] == 0
+    queue.configure(durability="fsync")
+    assert queue.ack([3])["performance"]["fsync_ms"] > 0

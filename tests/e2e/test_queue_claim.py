@@ -241,6 +241,26 @@ def test_in_every_durability_class(api: Client, durability: str, leases_durable:
     queue.assert_counters(0, 5)
 
 
+@pytest.mark.parametrize("letter", ["x", "Z", "0:"])
+def test_a_queue_may_have_the_longest_name(api: Client, letter: str) -> None:
+    name = (unique("long") + letter * 255)[:255]
+    queue = make_queue(api, name)
+    queue.produce(1, 2)
+    queue.take()
+    queue.nack([1])
+    assert [job["deliveries"] for job in queue.take(2)] == [2, 1]
+    assert queue.ack([1, 2])["acked"] == 2
+    api.drop(name)
+
+
+def test_a_job_may_be_delivered_any_number_of_times(queue: Queue) -> None:
+    """So often that the leases log is written down anew more than once."""
+    seqs = queue.produce(*range(1_000))
+    queue.wear(seqs, 45)
+    assert {job["deliveries"] for job in queue.take(1_000)} == {46}
+    queue.assert_counters(0, 1_000)
+
+
 # --- which jobs, and in which order ------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ A move follows the claim that found the job worn, so what came of it is waited f
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from .client import Client, unique
-from .queues import CLASSES, SHORTEST_MS, Queue, data_of, make_queue, now_ms, seqs_of
+from .queues import CLASSES, SHORTEST_MS, Queue, data_of, make_queue, now_ms, seqs_of, together, workers
 from .routing import name_on, read, route, wait_records
 from .server import Server, eventually
 from .sse import Watching
@@ -235,6 +236,30 @@ def test_older_provenance_is_replaced(queue: Queue, dlq: str) -> None:
     assert [raw.count(json.dumps(key).encode()) for key in _stamp(queue, 1, 2)] == [1, 1, 1]
 
 
+def test_other_keys_that_look_like_provenance_stay(queue: Queue, dlq: str) -> None:
+    meta = {
+        "$dead_letter_note": "mine",
+        "$dead_letter_": 1,
+        "x": {"$dead_letter_from": "inside"},
+        "dead_letter_from": 2,
+    }
+    queue.produce_records([{"data": 1, "meta": meta}])
+    queue.wear([1], 2)
+    queue.claim()
+    (moved,) = _dead(queue.api, dlq)
+    assert moved["meta"] == {**meta, **_stamp(queue, 1, 2)}
+
+
+def test_an_older_key_is_replaced_however_it_is_spelled(queue: Queue, dlq: str) -> None:
+    meta = rb'{ "\u0024dead_letter_from" : "x" , "a" : 1 }'
+    body = b'{"records":[{"data":1,"meta":%b},{"data":2,"meta":{ } }]}' % meta
+    assert queue.api.send("POST", f"/v0/topics/{queue.name}", content=body).status == 200
+    queue.wear([1, 2], 2)
+    queue.claim()
+    records = _dead(queue.api, dlq, 2)
+    assert [record["meta"] for record in records] == [{"a": 1, **_stamp(queue, 1, 2)}, _stamp(queue, 2, 2)]
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -253,6 +278,23 @@ def test_a_record_at_its_limits_can_be_moved(queue: Queue, dlq: str, record: dic
     assert moved["data"] == record["data"]
     assert moved["meta"] == {**record.get("meta", {}), **_stamp(queue, 1, 2)}
     queue.wait_counters(0, 0, 1)
+
+
+def test_jobs_go_from_segments_too_and_beyond_what_an_append_may_carry(small: Client, small_server: Server) -> None:
+    before = set(small_server.data_dir.glob("topics/*/*.data"))
+    dlq = unique("dlq")
+    queue = make_queue(small, max_deliveries=1, dead_letter=dlq)
+    for start in range(0, 30, 5):
+        queue.produce_records([{"data": "x" * 500, "meta": {"n": start + n, "m": "y" * 60}} for n in range(5)])
+    eventually(lambda: len(set(small_server.data_dir.glob("topics/*/*.data")) - before) >= 1, what="a segment")
+    seqs = list(range(1, 31))
+    queue.wear(seqs, 1)
+    queue.claim()
+    queue.wait_counters(0, 0, 30)
+    small.put(dlq)
+    records = _dead(small, dlq, 30)
+    assert sorted(_sources(records)) == seqs
+    assert {record["data"] for record in records} == {"x" * 500}
 
 
 def test_a_job_can_be_driven_again(queue: Queue, dlq: str) -> None:
@@ -598,3 +640,45 @@ def test_a_queue_made_again_counts_anew_and_loses_nothing(queue: Queue, dlq: str
         queue.wait_counters(0, 0, 1)
     records = _dead(queue.api, dlq, 3)
     assert [record["data"] for record in records] == [0, 1, 2]
+
+
+# --- all together ------------------------------------------------------------------------------------
+
+
+def test_every_job_ends_once(api: Client, dlq: str) -> None:
+    """Workers that finish, give back, delay, and forget; each job is acked once or moved once."""
+    queue = make_queue(api, max_deliveries=4, dead_letter=dlq)
+    jobs = 200
+    queue.produce(*range(jobs))
+    deadline = time.monotonic() + 60
+
+    def work(worker: Queue, node: str) -> list[tuple[int, int]]:
+        dice = random.Random(node)
+        acked: list[tuple[int, int]] = []
+        while worker.state()["count"]:
+            assert time.monotonic() < deadline, worker.counters()
+            claimed = worker.claim(dice.randint(1, 8), node=node, lease_ms=dice.choice([SHORTEST_MS, 30_000]))[
+                "claimed"
+            ]
+            for job in claimed:
+                how = {"node": node, "lease_ids": [job["lease_id"]]}
+                fate = dice.choice(["ack", "nack", "delay", "forget", "late"])
+                if fate in ("ack", "late"):
+                    if fate == "late" and job["deadline"] < now_ms() + 1_000:
+                        eventually(lambda job=job: now_ms() > job["deadline"])  # type: ignore[misc]
+                    if worker.ack([job["$seq"]], **how)["acked"]:
+                        acked.append((job["$seq"], job["deliveries"]))
+                elif fate == "forget":
+                    worker.extend([job["$seq"]], lease_ms=SHORTEST_MS, **how)
+                else:
+                    worker.nack([job["$seq"]], delay_ms=50 if fate == "delay" else 0, **how)
+        return acked
+
+    with workers(queue, 4) as many:
+        done = together([lambda w=w, n=n: work(w, f"w{n}") for n, w in enumerate(many)])
+    acked = [seq for share in done for seq, _ in share]
+    assert len(acked) == len(set(acked)), "acked twice"
+    assert all(deliveries <= 4 for share in done for _, deliveries in share)
+    moved = [record["meta"]["$dead_letter_src_seq"] for record in read(api, dlq)] if len(acked) < jobs else []
+    assert sorted(acked + moved) == list(range(1, jobs + 1))
+    queue.assert_counters(0, 0, len(moved))

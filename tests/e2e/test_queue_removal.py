@@ -6,6 +6,8 @@ A job that is gone is never delivered, from the moment its removal was answered.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -313,6 +315,60 @@ def test_again_and_again(queue: Queue) -> None:
         (job,) = queue.take()
         assert (job["data"], job["deliveries"]) == (turn, 1)
         queue.assert_counters(1, 1)
+
+
+def test_under_its_workers(queue: Queue) -> None:
+    """While it is deleted and made again, workers see jobs of the queue there is, or none, and no other failure."""
+    current = 0
+    over = threading.Event()
+    deadline = time.monotonic() + 60
+
+    def remake(owner: Queue) -> None:
+        nonlocal current
+        try:
+            for turn in range(1, 25):
+                assert owner.api.drop(owner.name).status == 200
+                current = turn
+                owner.configure()
+                owner.produce(*[turn] * 10)
+        finally:
+            over.set()
+
+    def work(worker: Queue, node: str) -> int:
+        seen = 0
+        while not over.is_set():
+            assert time.monotonic() < deadline
+            oldest = current
+            answer = worker.post("claim", {"node": node, "max": 3})
+            if answer.status == 404:
+                continue
+            check(answer, "claim", worker.name)
+            assert all(oldest <= job["data"] <= current for job in answer["claimed"])
+            assert all(job["deliveries"] == 1 for job in answer["claimed"])
+            seen += answer["count"]
+            if answer["claimed"]:
+                body = {"node": node, "seqs": seqs_of(answer), "lease_ids": leases_of(answer)}
+                acked = worker.post("ack", body)
+                assert acked.status in (200, 404), acked
+        return seen
+
+    def look(watcher: Queue) -> None:
+        while not over.is_set():
+            assert time.monotonic() < deadline
+            state = watcher.api.state(watcher.name)
+            assert state.status in (200, 404), state
+            if state.status == 200:
+                assert state["queue"]["ready"] + state["queue"]["in_flight"] == state["count"]
+                assert state["queue"]["dead_lettered"] == 0
+
+    queue.produce(*[0] * 10)
+    with workers(queue, 4) as (owner, one, other, watcher):
+        seen = together(
+            [lambda: remake(owner) or 0, lambda: work(one, "a"), lambda: work(other, "b"), lambda: look(watcher) or 0]
+        )
+    assert sum(seen) > 0
+    rest = queue.claim(1_000, node="last")["claimed"]
+    assert all(job["data"] == 24 for job in rest)
 
 
 def test_a_log_made_again_as_a_queue(api: Client, topic: str) -> None:
