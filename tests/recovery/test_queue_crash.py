@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from crash_queues import (
@@ -618,44 +618,63 @@ def sort(entries: list[Entry]) -> list[Entry]:
 # --- a long life -------------------------------------------------------------------------------------
 
 
+class LongLife:
+    """Rounds of jobs that are done, beside a few that never are: 1 and 2 are held, 3 is delayed, and 4, 5 and 6 are
+    given back in every round."""
+
+    LEFT: ClassVar = {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 6}
+
+    def __init__(self, world: World, *, leases_durable: bool) -> None:
+        self._world = world
+        make_queue(world, "q", leases_durable=leases_durable, durability="disk")
+        client = world.client
+        assert client.append("q", *map(job, range(6))).ok
+        self.held = claim(client, "q", "long", max=3, lease_ms=HELD).body["claimed"]
+        assert say(client, "nack", "q", "long", [3], delay_ms=HELD).body["nacked"] == 1
+        assert claim(client, "q", "short", max=3, lease_ms=HELD).body["count"] == 3
+        assert say(client, "nack", "q", "short", [4, 5, 6]).body["nacked"] == 3
+        self._deliveries = 1
+
+    def round(self) -> None:
+        client = self._world.client
+        self._deliveries += 1
+        node = f"node-{self._deliveries % 7}"
+        assert client.append("q", *map(job, range(500))).ok
+        claimed = claim(client, "q", node, max=503, lease_ms=HELD).body["claimed"]
+        assert len(claimed) == 503
+        assert [entry["$seq"] for entry in claimed[:3]] == [4, 5, 6]
+        assert {entry["deliveries"] for entry in claimed[:3]} == {self._deliveries}
+        answer = say(client, "ack", "q", node, [entry["$seq"] for entry in claimed[3:]])
+        assert answer.body["acked"] == 500
+        assert say(client, "nack", "q", node, [4, 5, 6]).body["nacked"] == 3
+        assert say(client, "extend", "q", "long", [1, 2], lease_ms=HELD).body["extended"] == 2
+
+
 @pytest.mark.parametrize("leases_durable", [True, False])
 def test_a_long_life_in_small_files(serve: Start, leases_durable: bool) -> None:
-    """The leases log is written down as a whole now and then and trimmed. Leases that were given at the beginning
-    outlive that, whatever dies, and the folder does not grow with the jobs that are done."""
-    history = 150_000
-    world = World(serve, shards=1, env={**SMALL, "TOPICS_LEASE_HISTORY_BYTES": str(history)})
-    client = world.client
-    make_queue(world, "q", leases_durable=leases_durable, durability="disk")
-    assert client.append("q", *map(job, range(6))).ok
-    held = claim(client, "q", "long", max=3, lease_ms=HELD).body["claimed"]
-    assert say(client, "nack", "q", "long", [3], delay_ms=HELD).body["nacked"] == 1
-    assert claim(client, "q", "short", max=3, lease_ms=HELD).body["count"] == 3
-    assert say(client, "nack", "q", "short", [4, 5, 6]).body["nacked"] == 3
-    largest = 0
-    rounds = 240 if EXHAUSTIVE else 80
-    for at in range(rounds):
-        numbers = list(range(1_000 * at, 1_000 * at + 500))
-        assert client.append("q", *map(job, numbers)).ok
-        claimed = claim(client, "q", f"node-{at % 7}", max=503, lease_ms=HELD).body["claimed"]
-        assert len(claimed) == 503
-        free, done = claimed[:3], claimed[3:]
-        assert [entry["$seq"] for entry in free] == [4, 5, 6]
-        assert {entry["deliveries"] for entry in free} == {at + 2}
-        answer = say(client, "ack", "q", f"node-{at % 7}", [entry["$seq"] for entry in done])
-        assert answer.body["acked"] == 500
-        assert say(client, "nack", "q", f"node-{at % 7}", [4, 5, 6]).body["nacked"] == 3
-        if at % 20 == 19:
-            assert say(client, "extend", "q", "long", [1, 2], lease_ms=HELD).body["extended"] == 2
-            largest = max(largest, log_bytes(world))
-            kill_processes(world, ["queue"] if at % 40 == 19 else ["shard-0"])
-            assert counters(world, "q") == {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 6}
+    """The leases log is written down as a whole now and then, and trimmed. Leases that were given at the beginning
+    outlive that, whatever dies, and what is on disk does not grow with the jobs that are done: one part of this life
+    writes some 700,000 bytes of events."""
+    most = 2_200_000  # history, what comes between two checkpoints twice, and segments that are not dead as a whole
+    world = World(serve, shards=1, env={**SMALL, "TOPICS_LEASE_HISTORY_BYTES": "150000"})
+    life = LongLife(world, leases_durable=leases_durable)
+    victims = ["queue", "shard-0", "tree", "queue"]
+    for part in range(20 if EXHAUSTIVE else 5):
+        for _ in range(25):
+            life.round()
+        eventually(lambda: log_bytes(world) < most, within_s=15, what=f"a leases log of bounded size in part {part}")
+        victim = victims[part % len(victims)]
+        if victim == "tree":
+            world.restart("kill")
+        else:
+            kill_processes(world, [victim])
+        assert counters(world, "q") == life.LEFT, (part, victim)
     world.restart("kill")
     client = world.client
-    assert counters(world, "q") == {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 6}
+    assert counters(world, "q") == life.LEFT
     assert [entry["$seq"] for entry in claim(client, "q", "thief", max=10).body["claimed"]] == [4, 5, 6]
-    lease_ids = [entry["lease_id"] for entry in held[:2]]
+    lease_ids = [entry["lease_id"] for entry in life.held[:2]]
     assert say(client, "ack", "q", "long", [1, 2], lease_ids=lease_ids).body["acked"] == 2
-    eventually(lambda: log_bytes(world) < 6 * history, what=f"a leases log of bounded size; the largest was {largest}")
 
 
 def log_bytes(world: World) -> int:
