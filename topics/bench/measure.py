@@ -357,7 +357,7 @@ class Measurement:
             filled[side] += added
             return msgspec.structs.replace(job, jobs=queued + added)
 
-        taken = self._take_turns(turns, workers.run_apart, self._pace.short(), prepare=fill)
+        taken = self._take_turns(turns, workers.run_apart, self._pace.short(0.2), prepare=fill)
         for (side, _), outcomes in zip(turns, taken, strict=True):
             left = filled[side] - sum(outcome.acknowledged for outcome in outcomes)
             if side.queued() != left:
