@@ -18,10 +18,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import trio
 import trio.testing
-from model import Record, Shard, Wall, batch_of
+from model import QuickDisk, Record, Shard, Wall, batch_of
 
 from topics.actors import messages
 from topics.actors.link import Link
@@ -403,8 +404,7 @@ class QueueProcess:
     """A life of the coordinator."""
 
     def __init__(self, house: House) -> None:
-        wall = house.wall
-        stepped = type("Stepped", (Coordinator,), {"_now_ms": staticmethod(lambda: wall.wall_ms)})
+        self._wall = house.wall
         self.bell = Bell()
         self.warnings: list[tuple[str, dict[str, Any]]] = []
         self.rounds = 0
@@ -418,10 +418,10 @@ class QueueProcess:
             bell=self.bell,
         )
         self.links: dict[str, GatedLink] = self.context.links
-        self._build = stepped
 
     def begin(self, nursery: trio.Nursery) -> None:
-        self.coordinator: Coordinator = self._build(self.context)
+        with mock.patch("topics.queue.process.Clock", self._wall.clock):
+            self.coordinator = Coordinator(self.context)
         self._scope = trio.CancelScope()
         nursery.start_soon(self._live)
 
@@ -488,6 +488,7 @@ class House:
         shards: int = 1,
         gateways: int = 1,
         ring_bytes: int = RING_BYTES,
+        disk: QuickDisk | None = None,
         **settings: Any,
     ) -> None:
         self.wall = Wall()
@@ -497,7 +498,7 @@ class House:
         self._nursery = nursery
         self._clock = clock
         self.shards = [
-            ShardProcess(f"shard-{number}", os.path.join(folder, f"s{number}"), self.wall, **settings)
+            ShardProcess(f"shard-{number}", os.path.join(folder, f"s{number}"), self.wall, disk=disk, **settings)
             for number in range(shards)
         ]
         self.gateways = [

@@ -1,0 +1,451 @@
+"""The coordinator, message by message: what it answers, in which order it gets to know things, and what it does when
+others die."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model import Record
+from queueplay import House, Job, Sink, run
+from test_engine_faults import FaultyDisk
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.shm.counters import Word
+from topics.storage.config import TopicConfig
+
+Script = Callable[[House], Awaitable[None]]
+
+
+def play(tmp_path: Path, script: Script, **settings: Any) -> None:
+    run(tmp_path, script, **settings)
+
+
+def seqs(jobs: list[Job]) -> list[int]:
+    return [job.seq for job in jobs]
+
+
+async def is_idle(house: House, ms: int = 5_000) -> None:
+    """Nothing is due, and as time goes by hardly anything happens: the coordinator looks around once a second."""
+    await house.settle()
+    assert house.queue is not None
+    assert not house.coordinator._has_work()
+    assert not house.queue.is_due
+    before = house.queue.rounds
+    await house.pass_time(ms)
+    assert house.queue.rounds - before <= 3 * ms // 1_000 + 5, "it turns in circles"
+
+
+# --- a life without incidents ------------------------------------------------------------------------
+
+
+def test_claim_ack_and_what_is_left(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5)
+        jobs = await house.claim("q", "a", 2, 1_000)
+        assert [(job.seq, job.data, job.deliveries) for job in jobs] == [(1, 1, 1), (2, 2, 1)]
+        assert {job.deadline for job in jobs} == {house.wall.wall_ms + 1_000}
+        assert await house.counts("q") == (3, 2, 0)
+        acked = await house.ask(house.gateway.ack("q", "a", [1, 2, 3]))
+        assert (acked.skipped, acked.ready, acked.in_flight) == ([3], 3, 0)
+        assert house.live("q") == [3, 4, 5]
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+def test_who_waits_for_nothing_asks_for_nothing(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 1)
+        worker = house.gateway.work("q", "w", 5, 60_000)
+        await house.settle()
+        assert worker.seqs == [1]
+        asked = house.shard.engine.requests
+        await is_idle(house)
+        assert house.shard.engine.requests == asked
+
+    play(tmp_path, script)
+
+
+# --- things that come together -----------------------------------------------------------------------
+
+
+def test_a_change_that_comes_with_the_answer_that_opens_the_queue(tmp_path: Path) -> None:
+    """The later config counts, whoever is told of it first."""
+
+    async def script(house: House) -> None:
+        house.make("q", 3, lease_ms=1_000)
+        await house.settle()
+        house.hold()
+        claim = house.gateway.claim("q", "a")
+        queue, shard = house.queue, house.shard
+        await house.step((queue, "gateway-0"), (shard, "queue"))
+        shard.shard.put("q", TopicConfig(type="queue", lease_ms=5_000))
+        shard.flush()
+        assert queue.links["shard-0"].peek() == [Op.OPEN_QUEUE, Op.QUEUE_CHANGED]
+        await house.step((queue, "shard-0"))
+        house.release()
+        await house.settle()
+        assert claim.value.jobs[0].deadline == house.wall.wall_ms + 5_000
+        assert house.table("q").config.lease_ms == 5_000
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_topic_that_goes_right_behind_the_answer_that_opens_the_queue(
+    tmp_path: Path, again: bool, together: bool
+) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 3)
+        await house.settle()
+        house.hold()
+        claim = house.gateway.claim("q", "a")
+        queue, shard = house.queue, house.shard
+        await house.step((queue, "gateway-0"), (shard, "queue"))
+        shard.shard.drop("q")
+        shard.flush()
+        house.let(queue, "shard-0", 2 if together else 1)
+        await house.rest()
+        house.release()
+        if again:
+            house.make("q", 2)
+        await house.settle()
+        assert claim.done
+        if not again:
+            assert claim.error == "topic_not_found"
+        later = house.gateway.claim("q", "a", 10)
+        await house.settle()
+        assert later.error == ("" if again else "topic_not_found")
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_topic_that_goes_while_a_claim_is_out(tmp_path: Path, durable: bool, together: bool) -> None:
+    """The claim is answered, one way or the other."""
+
+    async def script(house: House) -> None:
+        house.make("q", 3, leases_durable=durable)
+        await house.claim("q", "a")
+        queue, shard = house.queue, house.shard
+        house.hold()
+        claim = house.gateway.claim("q", "b")
+        waiting = house.gateway.claim("q", "c")
+        await house.step((queue, "gateway-0"), (shard, "queue"))
+        assert queue.links["shard-0"].peek() == [Op.TAKE_JOBS]
+        shard.shard.drop("q")
+        shard.flush()
+        house.let(queue, "shard-0", 2 if together else 1)
+        await house.rest()
+        house.release()
+        await house.settle()
+        assert claim.done
+        assert waiting.done
+        await is_idle(house)
+        queue.round()  # as it looks around now and then
+        assert 1 <= queue.context.row.words[Word.JOBS_CLAIMED] <= 3, "each job is counted once"
+
+    play(tmp_path, script)
+
+
+def test_counters_of_a_queue_that_goes_while_it_is_asked(tmp_path: Path) -> None:
+    """Claimed and acked jobs of a queue that is gone are counted once."""
+
+    async def script(house: House) -> None:
+        house.make("q", 3)
+        jobs = await house.claim("q", "a", 2)
+        queue, shard = house.queue, house.shard
+        house.hold()
+        claim = house.gateway.claim("q", "b", 5)
+        ack = house.gateway.ack("q", "a", seqs(jobs))
+        await house.step((queue, "gateway-0"))
+        shard.shard.drop("q")
+        shard.flush()
+        house.release()
+        await house.settle()
+        assert claim.done
+        assert ack.done
+        await house.pass_time(2_000)
+        queue.round()  # as it looks around now and then
+        words = queue.context.row.words
+        assert (words[Word.JOBS_CLAIMED], words[Word.JOBS_ACKED]) == (2, 0)
+
+    play(tmp_path, script)
+
+
+# --- what a client may rely on -----------------------------------------------------------------------
+
+
+def test_a_config_is_in_force_when_its_change_is_answered(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 20, lease_ms=1_000)
+        await house.claim("q", "a")
+        gateway, shard, queue = house.gateway, house.shard, house.queue
+        for turn in range(2, 8):
+            house.hold()
+            put = messages.PutTopic("q", TopicConfig(type="queue", lease_ms=1_000 * turn), None)
+            sink = gateway.ask(0, Op.PUT_TOPIC, put)
+            await house.step((shard, "gateway-0"), (gateway, "shard-0"))
+            assert sink.done
+            claim = gateway.claim("q", "a")
+            house.release()
+            if turn % 2:
+                queue.round()  # it finds the claim and the change together
+            await house.settle()
+            assert claim.value.jobs[0].deadline == house.wall.wall_ms + 1_000 * turn
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("word", ["ack", "extend"])
+def test_a_job_that_is_taken_back_during_the_pass_does_not_hide_the_others(tmp_path: Path, word: str) -> None:
+    """A claim that comes back empty says that the queue is: here it is not."""
+
+    async def script(house: House) -> None:
+        house.make("q", 10)
+        await house.claim("q", "a", 1, 1_000)
+        house.move_clock(2_000)
+        house.hold()
+        claim = house.gateway.claim("q", "b", 1)
+        await house.step((house.queue, "gateway-0"), (house.shard, "queue"))
+        said = house.gateway.ack("q", "a", [1]) if word == "ack" else house.gateway.extend("q", "a", [1], 5_000)
+        await house.step((house.queue, "gateway-0"))
+        house.release()
+        await house.settle()
+        assert said.value.skipped == []
+        assert claim.value.seqs == [2]
+        assert await house.counts("q") == ((8, 1, 0) if word == "ack" else (8, 2, 0))
+
+    play(tmp_path, script)
+
+
+def test_large_jobs_for_several_at_once(tmp_path: Path) -> None:
+    """What one answer may hold is not shared: whoever came gets something while there is something."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        for number in range(24):
+            house.owner("q").shard.append("q", [Record(b'"%d%b"' % (number, b"x" * limits.MIB))])
+        await house.settle()
+        house.hold()
+        claims = [house.gateway.claim("q", name, 10) for name in "abc"]
+        house.release()
+        await house.settle()
+        taken = [claim.value.seqs for claim in claims]
+        assert all(taken)
+        assert sorted(seq for some in taken for seq in some) == list(range(1, sum(map(len, taken)) + 1))
+
+    play(tmp_path, script)
+
+
+# --- counters ----------------------------------------------------------------------------------------
+
+
+def test_counters_while_acks_wait_for_their_sync(tmp_path: Path) -> None:
+    """Whatever GET sees of the topic and of its leases, a moment apart: nothing is below zero, and the sum is right."""
+
+    async def script(house: House) -> None:
+        house.make("q", 5, durability="fsync", durable=True)
+        await house.claim("q", "a", 3, 60_000)
+        shard, queue, gateway = house.shard, house.queue, house.gateway
+        house.hold()
+        shard.syncs = False
+        ack = gateway.ack("q", "a", [1, 2])
+        await house.step((queue, "gateway-0"), (shard, "queue"))
+        early = messages_report(house, "q")
+        assert early.completing == 2
+        shard.sync()
+        await house.step((queue, "shard-0"))
+        count = gateway.count(early, "q")
+        shard.syncs = True
+        house.release()
+        await house.settle()
+        assert ack.value.skipped == []
+        shown = count.value.counts[0]
+        assert shown.in_flight >= 0
+        assert shown.ready + shown.in_flight == early.count
+        assert await house.counts("q") == (2, 1, 0)
+
+    play(tmp_path, script)
+
+
+def test_a_removal_while_an_ack_waits_for_its_sync(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5, durability="fsync", durable=True)
+        await house.claim("q", "a", 3, 60_000)
+        shard, queue, gateway = house.shard, house.queue, house.gateway
+        house.hold()
+        shard.syncs = False
+        ack = gateway.ack("q", "a", [2])
+        await house.step((queue, "gateway-0"), (shard, "queue"))
+        shard.shard.send(Op.DELETE_RECORDS, messages.DeleteRecords("q", 2, None, False))
+        count = gateway.count(messages_report(house, "q"), "q")
+        await house.step((queue, "gateway-0"), (shard, "queue"), (queue, "shard-0"), (gateway, "queue"))
+        assert count.done
+        shown = count.value.counts[0]
+        assert (shown.ready, shown.in_flight) == (2, 1)
+        shard.syncs = True
+        house.release()
+        await house.settle()
+        assert ack.value.skipped == []
+        assert await house.counts("q") == (2, 1, 0)
+
+    play(tmp_path, script)
+
+
+def messages_report(house: House, topic: str) -> messages.TopicReport:
+    """GET_TOPIC without waiting for syncs."""
+    shard = house.owner(topic).shard
+    sent = shard.send(Op.GET_TOPIC, messages.GetTopic(topic, False))
+    report: messages.TopicReport = shard.answer(sent)
+    return report
+
+
+def test_a_job_that_is_deleted_between_a_pass_and_a_look(tmp_path: Path) -> None:
+    """The coordinator asks which of its jobs are there while another is on its way to it."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        house.add("q", range(1, 4), tag="first")
+        house.add("q", [4], tag="second")
+        await house.claim("q", "a", 3, 60_000)
+        shard, queue, gateway = house.shard, house.queue, house.gateway
+        house.hold()
+        claim = gateway.claim("q", "b", 1, 60_000)
+        await house.step((queue, "gateway-0"), (shard, "queue"))  # job 4 is on its way
+        shard.shard.delete("q", before_seq=2)
+        count = gateway.count(house.report("q"), "q")
+        await house.step((queue, "gateway-0"))  # it asks which are there
+        shard.shard.delete("q", tag="second")
+        shard.flush()
+        await house.step((shard, "queue"))
+        house.release()
+        await house.settle()
+        assert claim.value.seqs == [4]
+        assert count.done
+        assert await house.counts("q") == (0, 2, 0)
+
+    play(tmp_path, script)
+
+
+# --- leases that have to be durable ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["full", "broken"])
+@pytest.mark.parametrize("word", ["claim", "nack", "extend"])
+def test_a_durable_lease_that_could_not_be_written(tmp_path: Path, fault: str, word: str) -> None:
+    """Whatever else goes out with it: nobody is told that it is there."""
+
+    async def script(house: House) -> None:
+        house.make("q", 10, leases_durable=True, durability="memory")
+        await house.claim("q", "a", 4, 60_000)
+        disk = house.shard.shard.disk
+        assert isinstance(disk, FaultyDisk)
+        queue, shard, gateway = house.queue, house.shard, house.gateway
+        house.hold()
+        if word == "claim":
+            said: Sink = gateway.claim("q", "b", 2, 60_000)
+            await house.step((queue, "gateway-0"), (shard, "queue"))
+            ack = gateway.ack("q", "a", [1])
+            queue.links["shard-0"].allowed = 9
+        else:
+            said = gateway.nack("q", "a", [3]) if word == "nack" else gateway.extend("q", "a", [3], 90_000)
+            ack = gateway.ack("q", "a", [1])
+        await house.step((queue, "gateway-0"))
+        assert queue.links["shard-0"].peek() == []
+        getattr(disk, fault)()
+        house.release()
+        await house.settle()
+        disk.well()
+        assert ack.done
+        if said.error == "":
+            # It says that it is written: then it must be there for the next one.
+            known = {(event.event, seq) for event in shard.events("q") for seq in event.seqs}
+            seq = said.value.seqs[0] if word == "claim" else 3
+            assert ({"claim": "claimed", "nack": "released", "extend": "extended"}[word], seq) in known
+        await house.settle()
+        assert await house.ask(gateway.claim("q", "c", 10, 60_000)) != "storage_full"
+
+    play(tmp_path, script, disk=FaultyDisk())
+
+
+def test_a_stream_whose_jobs_were_taken_back_is_served_later(tmp_path: Path) -> None:
+    """What could not be written was never pushed: it does not count as unread."""
+
+    async def script(house: House) -> None:
+        house.make("q", leases_durable=True, durability="memory")
+        await house.claim("q", "a")
+        disk = house.shard.shard.disk
+        assert isinstance(disk, FaultyDisk)
+        worker = house.gateway.work("q", "w", 1, 60_000)
+        await house.settle()
+        for number in range(4):
+            disk.well()
+            await house.settle()
+            house.owner("q").shard.append("q", [Record(b'"%d%b"' % (number, b"x" * 3_000))])
+            disk.full()
+            await house.pass_time(1_000)
+            disk.well()
+            await house.pass_time(1_000)
+            assert len(worker.seqs) == number + 1
+            await house.ask(house.gateway.ack("q", "w", worker.seqs))
+
+    play(tmp_path, script, disk=FaultyDisk(), stream_backlog_bytes=4_096)
+
+
+# --- when a shard dies -------------------------------------------------------------------------------
+
+
+def test_nobody_turns_in_circles_after_a_refused_pass(tmp_path: Path) -> None:
+    """A stream that has what it wants, and a poll whose shard died."""
+
+    async def script(house: House) -> None:
+        house.make("q", 5)
+        worker = house.gateway.work("q", "w", 2, 600_000)
+        await house.settle()
+        assert worker.seqs == [1, 2]
+        house.hold()
+        claim = house.gateway.claim("q", "a")
+        await house.step((house.queue, "gateway-0"))
+        house.shard_dies()
+        house.release()
+        await house.settle()
+        assert claim.error == "shard_unavailable"
+        house.shard_returns()
+        await house.pass_time(1_000)
+        await is_idle(house)
+        await house.ask(house.gateway.ack("q", "w", [1]))
+        assert worker.seqs == [1, 2, 3]
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 500])
+def test_claims_that_wait_are_refused_when_their_shard_dies(tmp_path: Path, jitter_ms: int) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5, claim_jitter_ms=jitter_ms)
+        other = house.gateway.claim("q", "a")
+        await house.pass_time(1_000)
+        assert other.value.seqs == [1]
+        house.hold()
+        claims = [house.gateway.claim("q", "b")]
+        await house.step((house.queue, "gateway-0"))
+        claims.append(house.gateway.claim("q", "c"))
+        await house.step((house.queue, "gateway-0"))
+        house.shard_dies()
+        house.release()
+        await house.settle()
+        assert [claim.done and claim.error for claim in claims] == ["shard_unavailable"] * 2
+        house.shard_returns()
+        await house.pass_time(1_000)
+        assert await house.counts("q") == (4, 1, 0), "nothing was leased for those who were refused"
+
+    play(tmp_path, script)
