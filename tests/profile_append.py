@@ -32,7 +32,7 @@ from topics.shm.counters import Board
 from topics.shm.doorbell import Doorbell
 from topics.shm.ring import format_link
 from topics.storage.config import TopicConfig
-from topics.walshard.clock import Clock
+from topics.actors.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.syncer import Syncer

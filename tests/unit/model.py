@@ -24,7 +24,7 @@ from topics.storage import columns
 from topics.storage.config import TopicConfig
 from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.paths import shard_dir
-from topics.walshard.clock import Clock
+from topics.actors.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers

@@ -158,3 +158,15 @@ def _tell(then: Then, message: bytes) -> None:
 
 def is_gone(error: ApiError) -> bool:
     return error.code == "topic_not_found"
+
+
+def as_api_error(error: Exception | None) -> ApiError:
+    """What a client is told when a question of ours failed."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(
+        "shard_unavailable",
+        "a shard went away before it answered: whether the request took effect is unknown. Retry",
+        {"outcome": "unknown"},
+        retry_after_s=1,
+    )

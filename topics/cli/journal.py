@@ -5,13 +5,15 @@ for as long as the target remembers idempotency keys. One file per server and de
 line, and empty when no question is open:
 
 ```
-{"type":"begun","key":…,"seq":…,"target":…,"head_seq":…,"at_ms":…}    synced before the append is sent
-{"type":"written","key":…}                                            the append was answered
-{"type":"settled","keys":[…]}                                         gone from the dead letters, or never written
+{"type":"planned","boot":…,"appends":[{"key":…,"seq":…,"target":…,"head_seq":…,"at_ms":…},…]}    synced
+{"type":"begun","append":{…}}           the append is about to be sent
+{"type":"written","key":…}              it was answered
+{"type":"settled","keys":[…]}           gone from the dead letters, or never written
 ```
 
-A crash of the command loses no line. A crash of the machine may lose "written" and "settled" lines behind the last
-"begun"; then one dead letter more is looked at again, and nothing else happens. A file is locked while it is in use.
+A crash of the command loses no line: what was begun and has no answer is in question, one append at most. A crash of
+the machine loses what was not synced, so behind it everything that was planned and has no answer is in question. Which
+of the two it was, the boot id tells. A file is locked while it is in use.
 """
 
 from __future__ import annotations
@@ -31,12 +33,23 @@ class JournalError(TopicsError):
     """The journal can't be used; the text says why and what to do."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
-    key: str  # idempotency key of the append, and the identity of the dead letter
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one dead letter to its target."""
+
+    key: str  # idempotency key, and the identity of the dead letter
     seq: int  # of the dead letter
     target: str
     head_seq: int  # of the target, before: the copy, if there is one, lies behind it
-    at_ms: int  # by the clock of the machine that the redrive runs on
+    at_ms: int  # not after it was sent, by the clock of the machine that the redrive runs on
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
+    boot: str
+    appends: list[Append]
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    append: Append
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
@@ -47,31 +60,38 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True, tag="settled"):
     keys: list[str]
 
 
-Line = Begun | Written | Settled
+Line = Planned | Begun | Written | Settled
 _decoder = msgspec.json.Decoder(Line)
 
 
 class Open:
-    """What the lines so far leave open."""
+    """What the lines so far leave open, as seen since this boot."""
 
-    def __init__(self) -> None:
-        self.begun: dict[str, Begun] = {}
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self.planned: dict[str, Append] = {}
+        self.begun: dict[str, Append] = {}
         self.written: set[str] = set()
 
     def apply(self, line: Line) -> None:
-        if isinstance(line, Begun):
-            self.begun.setdefault(line.key, line)
+        if isinstance(line, Planned):
+            to = self.planned if line.boot == self._boot else self.begun
+            for append in line.appends:
+                to.setdefault(append.key, append)
+        elif isinstance(line, Begun):
+            self.begun.setdefault(line.append.key, line.append)
         elif isinstance(line, Written):
             self.written.add(line.key)
         else:
             for key in line.keys:
+                self.planned.pop(key, None)
                 self.begun.pop(key, None)
                 self.written.discard(key)
 
 
 def replay(text: bytes, *, path: str) -> tuple[Open, int]:
     """What is open, and how many bytes of the file are whole lines: the last may have been cut off."""
-    found = Open()
+    found = Open(boot_id())
     whole = text.rfind(b"\n") + 1
     for number, line in enumerate(text[:whole].splitlines(), 1):
         try:
@@ -114,27 +134,37 @@ class Journal:
     def is_written(self, key: str) -> bool:
         return key in self._open.written
 
-    def doubts(self) -> list[Begun]:
+    def doubts(self) -> list[Append]:
         """Begun, and no answer."""
-        return [begun for key, begun in self._open.begun.items() if key not in self._open.written]
+        return [append for key, append in self._open.begun.items() if key not in self._open.written]
 
-    def unremoved(self) -> list[Begun]:
+    def unremoved(self) -> list[Append]:
         """Written, but perhaps still among the dead letters."""
-        return [begun for key, begun in self._open.begun.items() if key in self._open.written]
+        return [append for key, append in self._open.begun.items() if key in self._open.written]
 
     # --- what happens ---
 
-    def begin(self, begun: Begun) -> None:
-        self._add(begun)
-        os.fdatasync(self._fd)
+    def plan(self, appends: list[Append]) -> None:
+        """What is going to be begun. Synced once for all of them, because a sync takes longer than an append."""
+        if appends:
+            self._add(Planned(boot=boot_id(), appends=appends))
+            os.fdatasync(self._fd)
+
+    def begin(self, append: Append) -> None:
+        self._add(Begun(append=append))
 
     def write(self, key: str) -> None:
         self._add(Written(key=key))
 
     def settle(self, keys: Iterable[str]) -> None:
         self._add(Settled(keys=list(keys)))
-        if not self._open.begun:
+        if not self._open.begun and not self._open.planned:
             os.ftruncate(self._fd, 0)
+
+    def end_plan(self) -> None:
+        """What was planned and not begun will not be."""
+        if left := [key for key in self._open.planned if key not in self._open.begun]:
+            self.settle(left)
 
     def _add(self, line: Line) -> None:
         os.write(self._fd, msgspec.json.encode(line) + b"\n")
@@ -157,9 +187,14 @@ def peek(path: str) -> Open:
         with open(path, "rb") as file:
             return replay(file.read(), path=path)[0]
     except FileNotFoundError:
-        return Open()
+        return Open(boot_id())
     except OSError as error:
         raise JournalError(f"can't read the journal {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _opened(path: str) -> int:

@@ -555,10 +555,12 @@ class Progress:
             await trio.sleep(PROGRESS_AFTER_S)
             await self._show_bar()
         else:
+            told = 0
             while True:
                 await trio.sleep(PROGRESS_EVERY_S)
-                of = "" if self._total is None else f" of {self._total:,}"
-                reach.notice(f"redrove {self._tally.done:,}{of}")
+                if self._tally.done > told:
+                    told = self._tally.done
+                    reach.notice(f"redrove {told:,}" + ("" if self._total is None else f" of {self._total:,}"))
 
     async def _show_bar(self) -> None:
         from rich.console import Console

@@ -29,7 +29,7 @@ import msgspec
 import trio
 from msgspec import Raw
 
-from topics.cli.journal import Begun, Journal, Open
+from topics.cli.journal import Append, Journal, Open
 from topics.client import ApiError, Client, NewRecord, OutcomeUnknown, Record, TopicState, Work
 from topics.client.client import PATIENCE_S
 from topics.client.queue import Job
@@ -324,35 +324,53 @@ class Redrive:
         await self._forget_removed()
 
     async def _move(self, letters: Sequence[DeadLetter], shelf: Shelf) -> None:
-        written = 0
-        failure: TopicsError | None = None
-        for letter in letters:
+        plan, failure = await self._plan(letters)
+        written: list[DeadLetter] = []
+        for letter, target in plan:
             if self.stop:
                 break
             try:
                 await shelf.keep(letters)
-                await self._write(letter)
+                await self._write(letter, target)
             except TopicsError as error:
                 failure = error
                 break
-            written += 1
+            written.append(letter)
         if written:
-            removed = await shelf.remove(letters[:written])
-            keys = [letter.key for letter in removed]
+            keys = [letter.key for letter in await shelf.remove(written)]
             self._journal.settle(keys)
             self._written.difference_update(keys)
+        self._journal.end_plan()
         if failure is not None:
             raise failure
 
-    async def _write(self, letter: DeadLetter) -> None:
+    async def _plan(
+        self, letters: Sequence[DeadLetter]
+    ) -> tuple[list[tuple[DeadLetter, Target | None]], TopicsError | None]:
+        """Each with its target; None for what is written already. Ends at the first that has none, with the reason."""
+        plan: list[tuple[DeadLetter, Target | None]] = []
+        failure: TopicsError | None = None
+        for letter in letters:
+            try:
+                known = self._journal.is_written(letter.key)
+                plan.append((letter, None if known else await self._target(letter.target(self._to))))
+            except TopicsError as error:
+                failure = error
+                break
+        self._journal.plan([self._entry(letter, target) for letter, target in plan if target is not None])
+        return plan, failure
+
+    def _entry(self, letter: DeadLetter, target: Target) -> Append:
+        return Append(
+            key=letter.key, seq=letter.seq, target=target.name, head_seq=target.head_seq, at_ms=self._now_ms()
+        )
+
+    async def _write(self, letter: DeadLetter, target: Target | None) -> None:
         key = letter.key
-        if self._journal.is_written(key):
+        if target is None:
             self.tally.finished += key not in self._written  # not if its lease was lost and it comes again
             return
-        target = await self._target(letter.target(self._to))
-        self._journal.begin(
-            Begun(key=key, seq=letter.seq, target=target.name, head_seq=target.head_seq, at_ms=self._now_ms())
-        )
+        self._journal.begin(self._entry(letter, target))
         try:
             await self._append(letter, target, patience_ms=target.window_ms // 2)
         except OutcomeUnknown:
@@ -389,7 +407,7 @@ class Redrive:
             self._journal.settle(gone)
 
     async def _decide_doubts(self) -> None:
-        undecided: list[Begun] = []
+        undecided: list[Append] = []
         for begun in self._journal.doubts():
             letter = await self._find(begun)
             try:
@@ -411,17 +429,17 @@ class Redrive:
         if undecided:
             raise CannotMove(_question(self._topic, undecided))
 
-    def _remembered_ms(self, begun: Begun, target: Target) -> int:
+    def _remembered_ms(self, begun: Append, target: Target) -> int:
         """For how long the target still knows the key, if it was written."""
         passed_ms = self._now_ms() - begun.at_ms
         return target.window_ms - _MARGIN_MS - passed_ms if passed_ms >= 0 else 0  # a clock that was set back
 
-    async def _find(self, begun: Begun) -> DeadLetter | None:
+    async def _find(self, begun: Append) -> DeadLetter | None:
         page = await self._client.read(self._topic, begun.seq - 1, limit=1)
         letters = (DeadLetter(self._topic, record) for record in page)
         return next((letter for letter in letters if letter.key == begun.key), None)
 
-    async def _is_absent(self, letter: DeadLetter, begun: Begun) -> bool:
+    async def _is_absent(self, letter: DeadLetter, begun: Append) -> bool:
         """Whether it is certain that the target has no copy: everything written there since can be seen, and it is
         something else.
         """
@@ -444,7 +462,7 @@ def target_of(state: TopicState) -> Target:
     return Target(state.topic, int(state.config["idempotency_window_ms"]), state.head_seq)
 
 
-def _question(topic: str, undecided: Sequence[Begun]) -> str:
+def _question(topic: str, undecided: Sequence[Append]) -> str:
     first = undecided[0]
     more = f" (and {len(undecided) - 1} more)" if len(undecided) > 1 else ""
     return (

@@ -228,10 +228,12 @@ def _down(peer: str) -> ApiError:
 
 
 def _unknown_outcome(peer: str) -> ApiError:
+    advice = "A retry with the same idempotency key is safe"
+    if peer == "queue":
+        advice = "Retry; jobs that were leased for it come back when their lease ends"
     return ApiError(
         "shard_unavailable",
-        f"{peer} went away before it answered: whether the request took effect is unknown. "
-        "A retry with the same idempotency key is safe",
+        f"{peer} went away before it answered: whether the request took effect is unknown. {advice}",
         {**_where(peer), "outcome": "unknown"},
         retry_after_s=1,
     )

@@ -28,7 +28,8 @@ class WorkStream:
         self._topic = head.topic.encode()
         self._outlet: Outlet | None = None
         self._spoke_ns = 0
-        self._full_since_ns = 0  # it has not taken what was written to it
+        self._stuck_at = 0  # what the socket had taken ...
+        self._stuck_since_ns = streams.now_ns  # ... when it last took something, or had all
         self._last_lease = 0
         self._unsent: deque[tuple[int, int]] = deque()  # bytes written then, and bytes of jobs pushed by then
         self._pushed = self._sent = self._told = 0  # bytes of jobs: from the coordinator, to the socket, as reported
@@ -59,8 +60,6 @@ class WorkStream:
     def drained(self) -> None:
         outlet, backlog = self._outlet, self._streams.settings.stream_backlog_bytes
         assert outlet is not None
-        if outlet.written - outlet.sent <= backlog // 2:
-            self._full_since_ns = 0
         unsent = self._unsent
         while unsent and unsent[0][0] <= outlet.sent:
             self._sent = unsent.popleft()[1]
@@ -102,8 +101,6 @@ class WorkStream:
         self._pushed += len(body) + 1
         self._unsent.append((outlet.written, self._pushed))
         self._spoke_ns = self._streams.now_ns
-        if not self._full_since_ns and outlet.written - outlet.sent > self._streams.settings.stream_backlog_bytes:
-            self._full_since_ns = self._streams.now_ns
 
     def ended(self, code: int, error: str) -> None:
         self._fail(code, error)
@@ -122,7 +119,12 @@ class WorkStream:
         self.due_ns = now_ns + _HEARTBEAT_NS
 
     def sweep(self, now_ns: int) -> None:
-        if not self._over and is_slow(self._full_since_ns, now_ns, self._streams.settings):
+        outlet = self._outlet
+        if outlet is None or self._over:
+            return
+        if outlet.sent == outlet.written or outlet.sent != self._stuck_at:
+            self._stuck_at, self._stuck_since_ns = outlet.sent, now_ns
+        elif is_slow(self._stuck_since_ns, now_ns, self._streams.settings):
             self._fail(408, "this client does not read; its jobs are free again. Reconnect to go on")
 
     def taken(self) -> None:

@@ -41,16 +41,14 @@ class Works:
 
     def open(self, work: Work) -> None:
         call = Call(shard=self._calls.queue, op=Op.OPEN_WORK, head=work.again())
-        correlation = 0
-        if self._calls.linked(self._calls.queue):
-            correlation = self._calls.ask(call, _Opened(self, work))
-        if correlation:
+        self._numbers[work] = 0  # as long as nobody serves it
+        if self._calls.linked(self._calls.queue) and (correlation := self._calls.ask(call, _Opened(self, work))):
             self._open[correlation] = work
-        self._numbers[work] = correlation  # 0: when the coordinator is back
+            self._numbers[work] = correlation
 
     def close(self, work: Work) -> None:
-        correlation = self._numbers.pop(work, 0)
-        if self._open.pop(correlation, None) is not None:
+        if (correlation := self._numbers.pop(work, None)) is not None:
+            self._open.pop(correlation, None)
             head = messages.CloseWork(work.head.topic, work.head.stream)
             self._calls.tell(self._calls.queue, messages.pack(Op.CLOSE_WORK, 0, head))
 
@@ -64,7 +62,7 @@ class Works:
         self._open.pop(self._numbers.get(work, 0), None)
         if work not in self._numbers:
             return
-        if response.status == 503:
+        if response.status not in (404, 409):
             self._numbers[work] = 0
             return
         del self._numbers[work]

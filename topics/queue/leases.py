@@ -95,6 +95,7 @@ class Leases:
         self._highest = 0  # the highest seq that was ever in the table
         self.cursor = 0  # jobs up to here are not fresh, but for those that `replay` did not know
         self.in_flight = 0
+        self.ending = 0  # of those in flight
         self.hidden = 0  # delayed, or on their way to the dead letters
 
     def __len__(self) -> int:
@@ -106,19 +107,22 @@ class Leases:
     def get(self, seq: int) -> Lease | None:
         return self._jobs.get(seq)
 
-    def seqs(self) -> list[int]:
-        return list(self._jobs)
+    def seqs(self, *, but: Sequence[State] = ()) -> list[int]:
+        return [seq for seq, lease in self._jobs.items() if lease.state not in but] if but else list(self._jobs)
 
     # --- time ---
 
-    def advance(self, now_ms: int) -> None:
-        """Let leases expire and delays end that are due."""
+    def advance(self, now_ms: int) -> bool:
+        """Let leases expire and delays end that are due; whether any did."""
         timers = self._timers
+        freed = False
         while timers and timers[0][0] <= now_ms:
             due_ms, seq = heapq.heappop(timers)
             lease = self._jobs.get(seq)
             if lease is not None and _due_ms(lease) == due_ms:
                 self._move(lease, State.EXPIRED if lease.state == State.LEASED else State.FREE)
+                freed = True
+        return freed
 
     def next_due_ms(self) -> int | None:
         """When `advance` will have something to do."""
@@ -387,6 +391,8 @@ class Leases:
         stream = lease.stream
         if state in _HELD:
             self.in_flight += change
+            if state == State.ENDING:
+                self.ending += change
             if stream:
                 self._held[stream] = self._held.get(stream, 0) + change
                 if not self._held[stream]:

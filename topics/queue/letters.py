@@ -25,17 +25,18 @@ from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig, owner_of_name
 
 _MARK = "$dead_letter_"
+_STAMPED = (f"{_MARK}from", f"{_MARK}deliveries", f"{_MARK}src_seq")
 _encode = msgspec.json.Encoder().encode
 _decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> bytes:
     """A record's meta and where it comes from. What an earlier move stamped is replaced; the rest stays as it was."""
-    stamp = _encode({f"{_MARK}from": source, f"{_MARK}deliveries": deliveries, f"{_MARK}src_seq": seq})
+    stamp = _encode(dict(zip(_STAMPED, (source, deliveries, seq), strict=True)))
     if meta is None:
         return stamp
     if _MARK.encode() in meta:
-        kept = {key: value for key, value in _decode_meta(meta).items() if not key.startswith(_MARK)}
+        kept = {key: value for key, value in _decode_meta(meta).items() if key not in _STAMPED}
         meta = _encode(kept)
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b" % (inside, stamp[1:]) if inside else stamp
@@ -86,10 +87,10 @@ class Letters:
                 queue.deliver_again(patient)
                 left, refused = await self._move([lease for lease in jobs if lease not in patient], queue)
                 self._on_done()
-                if not left:
+                moving.jobs.extend(left)  # behind the others: what never fits must not keep them
+                if len(left) < len(jobs):
                     pause_ms = limits.DEAD_LETTER_RETRY_MS[0]
                     continue
-                moving.jobs[:0] = left
                 self._log.warning(
                     "dead letters refused",
                     queue=queue.topic,
@@ -140,7 +141,7 @@ class Letters:
             outcome.append(error)
             done.set()
 
-        queue.moved(moved, then)
+        queue.move_away(moved, then)
         self._asks.flush()
         await done.wait()
         return outcome[0]

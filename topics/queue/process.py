@@ -24,14 +24,16 @@ import trio
 from topics import limits
 from topics.actors import messages
 from topics.actors.asks import Asks, Unavailable
+from topics.actors.clock import Clock
 from topics.actors.context import Context
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, topic_not_found
+from topics.queue.claimers import Claimer
 from topics.queue.leases import Lease
 from topics.queue.letters import Letters
-from topics.queue.queue import Claimer, Queue
+from topics.queue.queue import Queue
 from topics.shm.counters import Word
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_name
@@ -92,13 +94,16 @@ class Coordinator:
         self._queues: dict[str, Queue] = {}
         self._openings: dict[str, _Opening] = {}
         self._watches: list[dict[int, Queue]] = [{} for _ in range(context.shards)]  # by the OPEN_QUEUE's correlation
-        self._claimers: dict[tuple[str, int], tuple[Queue, Claimer]] = {}  # by gateway and correlation
+        # Claims that may be cancelled, by gateway and correlation; None: its queue is being opened.
+        self._claimers: dict[tuple[str, int], tuple[Queue, Claimer] | None] = {}
         self._streams: dict[int, tuple[Link, Queue | None]] = {}  # None: its queue is being opened
         self._dirty: dict[Queue, None] = {}
         self._away: set[Queue] = set()  # their shard has gone and is not back yet
+        self._returning: set[Queue] = set()  # of those, the ones that somebody asks for
         self._sweep_ms = 0
         self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
         self._stopping = False
+        self._now_ms = Clock().now_ms
         # Numbers of leases never come again: they begin with the time.
         self._first_number = self._now_ms() << 20
         for peer, link in context.links.items():
@@ -116,10 +121,6 @@ class Coordinator:
             Op.COUNT_QUEUES: self._count,
             Op.WORK_SENT: self._work_sent,
         }
-
-    @staticmethod
-    def _now_ms() -> int:
-        return time.time_ns() // 1_000_000
 
     # --- serving ---
 
@@ -227,12 +228,23 @@ class Coordinator:
     def _claim(self, request: messages.Claim, link: Link, correlation: int) -> None:
         caller = _Caller(link, correlation)
 
+        key = (link.peer, correlation)
+
         def claim(queue: Queue) -> None:
+            if key not in self._claimers:
+                return
             claimer = queue.claim(caller, request)
             if queue.config.claim_jitter_ms:
-                self._claimers[link.peer, correlation] = (queue, claimer)
+                self._claimers[key] = (queue, claimer)
+            else:
+                del self._claimers[key]
 
-        self._with(request.topic, claim, lambda error: caller.fail(Op.CLAIM, error))
+        def failed(error: ApiError) -> None:
+            self._claimers.pop(key, None)
+            caller.fail(Op.CLAIM, error)
+
+        self._claimers[key] = None
+        self._with(request.topic, claim, failed)
 
     def _ack(self, request: messages.Ack, link: Link, correlation: int) -> None:
         caller = _Caller(link, correlation)
@@ -305,7 +317,8 @@ class Coordinator:
 
     async def _open(self, topic: str, opening: _Opening) -> None:
         try:
-            queue = await self._load(topic)
+            while (queue := await self._load(topic)).ended:
+                pass  # it was deleted meanwhile, and perhaps made again
         except (ApiError, Unavailable, CorruptData) as error:
             del self._openings[topic]
             failure = error if isinstance(error, ApiError) else _shard_away(owner_of_name(topic, self._shards))
@@ -352,16 +365,31 @@ class Coordinator:
 
     async def _attach(self, queue: Queue) -> messages.QueueOpened:
         """Ask its shard for the topic, and to be told of changes."""
-        correlation, entry = self._asks.send(queue.shard, Op.OPEN_QUEUE, messages.OpenQueue(queue.topic))
-        self._watches[queue.shard][correlation] = queue
-        try:
-            opened: messages.QueueOpened = await self._asks.answer(queue.shard, correlation, entry)
-        except BaseException:
-            self._watches[queue.shard].pop(correlation, None)
-            raise
-        if queue.topic_id and queue.topic_id != opened.topic_id:
-            raise topic_not_found(queue.topic)
-        queue.opened(opened)
+        outcome: list[tuple[messages.QueueOpened, Exception | None]] = []
+        done = trio.Event()
+
+        def take(opened: messages.QueueOpened, _: bytes | memoryview, error: Exception | None) -> None:
+            # At once, not when the task gets its turn: a change of the topic may come right behind.
+            if error is None and queue.topic_id not in (0, opened.topic_id):
+                error = topic_not_found(queue.topic)
+            if error is None:
+                queue.opened(opened)
+            else:
+                self._watches[queue.shard].pop(correlation, None)
+            outcome.append((opened, error))
+            done.set()
+
+        correlation = 0
+        if self._asks.linked(queue.shard):
+            correlation = self._asks.call(queue.shard, Op.OPEN_QUEUE, messages.OpenQueue(queue.topic), take)
+            self._watches[queue.shard][correlation] = queue
+            self._asks.flush()
+        else:
+            take(None, b"", Unavailable())  # type: ignore[arg-type]
+        await done.wait()
+        opened, error = outcome[0]
+        if error is not None:
+            raise error
         return opened
 
     async def _open_used(self, shard: int) -> None:
@@ -399,6 +427,8 @@ class Coordinator:
         self._end_queue(queue, topic_not_found(queue.topic))
 
     def _end_queue(self, queue: Queue, error: ApiError) -> None:
+        if queue.ended:
+            return
         if self._queues.get(queue.topic) is queue:
             del self._queues[queue.topic]
         self._away.discard(queue)
@@ -410,7 +440,7 @@ class Coordinator:
         self._forgotten(queue)
 
     def _forgotten(self, queue: Queue) -> None:
-        for at, jobs in enumerate((queue.claimed, queue.acked, queue.moves)):
+        for at, jobs in enumerate((queue.claimed, queue.acked, queue.moved)):
             self._ended[at] += jobs
         for watches in self._watches:
             for correlation in [known for known, of in watches.items() if of is queue]:
@@ -436,18 +466,20 @@ class Coordinator:
     def _sweep(self, now: int) -> None:
         for queue in list(self._queues.values()):
             if queue.idle and now - queue.used_ms > limits.QUEUE_IDLE_MS and queue not in self._away:
-                if queue.has_news:
+                if queue.journal.has_news:
                     queue.checkpoint()
                 del self._queues[queue.topic]
                 self._forgotten(queue)
-        self._claimers = {key: waiting for key, waiting in self._claimers.items() if waiting[0].waits(waiting[1])}
+        self._claimers = {
+            key: waiting for key, waiting in self._claimers.items() if waiting is None or waiting[0].waits(waiting[1])
+        }
         words = self._context.row.words
         queues = self._queues.values()
         words[Word.QUEUES] = len(queues)
         words[Word.LEASES] = sum(queue.leases.in_flight for queue in queues)
         words[Word.JOBS_CLAIMED] = self._ended[0] + sum(queue.claimed for queue in queues)
         words[Word.JOBS_ACKED] = self._ended[1] + sum(queue.acked for queue in queues)
-        words[Word.DEAD_LETTERED] = self._ended[2] + sum(queue.moves for queue in queues)
+        words[Word.DEAD_LETTERED] = self._ended[2] + sum(queue.moved for queue in queues)
         words[Word.STREAMS] = len(self._streams)
 
     # --- links ---
@@ -456,7 +488,8 @@ class Coordinator:
         if peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
             self._asks.link_up(shard, link)
-            for queue in [queue for queue in self._away if queue.shard == shard]:
+            for queue in [queue for queue in self._away - self._returning if queue.shard == shard]:
+                self._returning.add(queue)
                 self._nursery.start_soon(self._come_back, queue)
         else:
             self._gateways[peer] = link
@@ -464,6 +497,7 @@ class Coordinator:
     async def _come_back(self, queue: Queue) -> None:
         """Its shard is there again; its table is as it was."""
         while queue in self._away:
+            await self._asks.wait_linked(queue.shard)
             try:
                 await self._attach(queue)
             except ApiError as error:
@@ -472,11 +506,12 @@ class Coordinator:
                     break
                 await trio.sleep(_RETRY_S)
             except Unavailable:
-                return
+                continue
             else:
                 self._away.discard(queue)
                 self._dirty[queue] = None
                 self._letters.look(queue)
+        self._returning.discard(queue)
         self._context.bell.ring_always()
 
     def _link_down(self, peer: str) -> None:
@@ -487,14 +522,14 @@ class Coordinator:
             self._away.update(away)
             self._asks.link_down(shard)
             for queue in away:
-                queue.shard_gone()
+                queue.shard_gone(_shard_away(shard))
         else:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
                 self._close_stream(stream)
             for key in [key for key in self._claimers if key[0] == peer]:
-                queue, claimer = self._claimers.pop(key)
-                queue.cancel(claimer)
+                if (waiting := self._claimers.pop(key)) is not None:
+                    waiting[0].cancel(waiting[1])
         self._context.bell.ring_always()
 
     def _stop(self) -> None:
@@ -505,7 +540,7 @@ class Coordinator:
         """Gateways have stopped: nobody asks any more. Tables are written down, so that the next start is short."""
         self._round()
         for queue in self._queues.values():
-            if queue.has_news and queue not in self._away:
+            if queue.journal.has_news and queue not in self._away:
                 queue.checkpoint()
         self._asks.flush()
 

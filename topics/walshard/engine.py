@@ -16,6 +16,7 @@ import msgspec
 
 from topics import limits
 from topics.actors import messages
+from topics.actors.clock import Clock
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, throttled_by, topic_not_found
 from topics.settings import Settings
@@ -26,7 +27,6 @@ from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
 from topics.storage.leases import is_log_name
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.clock import Clock
 from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies
 from topics.walshard.idempotency import Remembered

@@ -11,13 +11,13 @@ import os
 import sys
 import time
 
+from topics.actors.clock import Clock
 from topics.actors.context import Context
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import CorruptData, FormatError
 from topics.shm.counters import Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
-from topics.walshard.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers, remove_stale

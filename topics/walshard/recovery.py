@@ -26,6 +26,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from topics.actors.clock import Clock
 from topics.errors import CorruptData, FormatError
 from topics.settings import Settings
 from topics.storage.columns import Columns
@@ -47,7 +48,6 @@ from topics.storage.recovery import TailVerdict, judge_tail
 from topics.storage.segment import BlockEntry, scan_blocks
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
-from topics.walshard.clock import Clock
 from topics.walshard.copies import Pipe
 from topics.walshard.disk import Disk
 from topics.walshard.idempotency import Remembered

@@ -1,0 +1,68 @@
+"""Who wants jobs: a claim that waits for its pass, or a /work connection, which always wants some; and the pass that
+is under way for them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError
+
+
+class Caller(Protocol):
+    """Where an answer goes: a gateway's link and the request's correlation."""
+
+    def answer(self, op: Op, head: Any, body: bytes = b"") -> None: ...
+    def fail(self, op: Op, error: ApiError) -> None: ...
+
+
+class Claimer:
+    __slots__ = ("caller", "gone", "lease_ms", "max", "node")
+
+    stream = 0
+
+    def __init__(self, caller: Caller, request: messages.Claim) -> None:
+        self.caller = caller
+        self.node = request.node
+        self.max = request.max
+        self.lease_ms = request.lease_ms
+        self.gone = False  # nobody waits for the answer any more
+
+
+class Worker:
+    __slots__ = ("caller", "gone", "lease_ms", "max", "node", "pushed", "sent", "stream")
+
+    def __init__(self, caller: Caller, request: messages.OpenWork) -> None:
+        self.caller = caller
+        self.node = request.node
+        self.max = request.max
+        self.lease_ms = request.lease_ms
+        self.stream = request.stream
+        self.pushed = 0  # bytes of jobs sent to it ...
+        self.sent = 0  # ... and taken by its socket, as far as we were told
+        self.gone = False
+
+    @property
+    def unsent(self) -> int:
+        return self.pushed - self.sent
+
+
+Member = Claimer | Worker
+
+
+class Taking:
+    """A pass that waits for the shard."""
+
+    __slots__ = ("cohort", "evenly", "picked", "wanted")
+
+    def __init__(self, cohort: list[Member], wanted: list[int], picked: list[int], evenly: bool) -> None:
+        self.cohort = cohort
+        self.wanted = wanted  # how many jobs by each
+        self.picked = picked  # free jobs that were asked for
+        self.evenly = evenly
+
+    def present(self) -> tuple[list[Member], list[int]]:
+        """Those who are still there, and what they want."""
+        there = [(member, want) for member, want in zip(self.cohort, self.wanted, strict=True) if not member.gone]
+        return [member for member, _ in there], [want for _, want in there]
