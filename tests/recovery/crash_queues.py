@@ -122,6 +122,7 @@ class Ledger:
         self.produced: dict[int, int] = {}  # number -> seq, once acknowledged
         self.deliveries: dict[int, list[Delivery]] = {}  # by seq
         self.done: dict[int, tuple[Delivery, float]] = {}  # seq -> whose ack counted, and when its answer came
+        self.resting = False  # nobody does anything: quiet, in which a shard moves payloads and writes snapshots
         self.dead = 0  # in the dead letter, when somebody last looked
         self.ack_sent: set[int] = set()  # seqs of which at least one ack was sent
         self._lease_ids: set[str] = set()
@@ -315,7 +316,7 @@ class Producer(Actor):
     def step(self, client: Client) -> None:
         ledger = self._ledger
         if not self._batch:
-            if ledger.open > self._most_open:
+            if ledger.resting or ledger.open > self._most_open:
                 time.sleep(PAUSE_S)
                 return
             self._batch = ledger.numbers(self._rng.choice((1, 1, 3, 12)))
@@ -449,6 +450,9 @@ class Worker(_Holder):
 
     def step(self, client: Client) -> None:
         rng = self._rng
+        if self.ledger.resting:
+            time.sleep(PAUSE_S)
+            return
         if self._again:
             self._ack(client, self._again.pop(0), late=True)
             return
@@ -496,6 +500,9 @@ class Streamer(_Holder):
         self.start()
 
     def step(self, client: Client) -> None:
+        if self.ledger.resting:
+            time.sleep(PAUSE_S)
+            return
         if self._again:
             self._ack(client, self._again.pop(0), late=True)
             return
