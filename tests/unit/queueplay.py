@@ -315,9 +315,15 @@ class Gateway:
         self.workers: list[Worker] = []
         self.asked: dict[int, tuple[Op, Any]] = {}  # by correlation
         self.alive = True
+        self._left: set[int] = set()  # calls whose clients left: an answer may come or not
 
     def _unasked(self, peer: int, message: bytes) -> None:
-        assert Op(message[0]) in _PUSHED, f"{Op(message[0]).name} was answered twice, or nobody asked"
+        op = Op(message[0])
+        if op not in _PUSHED:
+            correlation = messages.unpack(message).correlation
+            assert correlation in self._left, f"{op.name} was answered twice, or nobody asked"
+            self._left.remove(correlation)
+            return
         self.streams.unasked(peer, message)
 
     @property
@@ -384,6 +390,7 @@ class Gateway:
 
     def abandon(self, sink: Sink) -> None:
         """Its client left."""
+        self._left.add(sink.correlation)
         self.calls.abandon(sink)
         self.calls.flush()
 

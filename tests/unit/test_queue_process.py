@@ -449,3 +449,312 @@ def test_claims_that_wait_are_refused_when_their_shard_dies(tmp_path: Path, jitt
         assert await house.counts("q") == (4, 1, 0), "nothing was leased for those who were refused"
 
     play(tmp_path, script)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_shard_that_dies_right_behind_its_answer(tmp_path: Path, log: bool, again: bool) -> None:
+    """Its answer is taken in, and before anybody goes on with it the link is gone: the next one is asked anew."""
+
+    async def script(house: House) -> None:
+        house.make("q", 5, lease_ms=1_000)
+        if log or again:
+            await house.claim("q", "a")
+        queue = house.queue
+        if again:
+            house.shard_dies()
+            house.shard_returns()
+        elif log:
+            await house.queue_dies_and_returns()
+            queue = house.queue
+        house.hold()
+        claim = None if again or log else house.gateway.claim("q", "b")
+        if not again:
+            house.let(queue, "gateway-0")
+        for _ in range(4):
+            await house.rest()
+            house.let(house.shard, "queue")
+            if Op.OPEN_QUEUE in queue.links["shard-0"].peek():
+                break
+            house.let(queue, "shard-0")
+        house.let(queue, "shard-0")
+        house.shard_dies()
+        house.shard_returns()
+        house.release()
+        await house.pass_time(3_000)
+        assert claim is None or claim.done
+        worker = house.gateway.work("q", "w", 1, 1_000)
+        await house.settle()
+        house.shard.shard.put("q", TopicConfig(type="queue", lease_ms=7_000))
+        await house.settle()
+        jobs = await house.claim("q", "b")
+        assert jobs[0].deadline == house.wall.wall_ms + 7_000, "it was told of the change"
+        held = worker.jobs[-1].seq
+        house.shard.shard.delete("q", before_seq=held + 1)
+        await house.settle()
+        assert worker.jobs[-1].seq != held, "it was told of the removal"
+        house.shard.shard.drop("q")
+        await house.settle()
+        assert worker.errors[-1]["code"] == 404, "it was told of the end"
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_a_shard_that_dies_after_each_message_of_its_return(tmp_path: Path, after: int) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 9, lease_ms=1_000)
+        worker = house.gateway.work("q", "w", 2, 60_000)
+        await house.claim("q", "a", 3, 60_000)
+        house.shard_dies()
+        house.shard_returns()
+        house.hold()
+        for step in range(after):
+            if step % 2:
+                house.let(house.shard, "queue", 1)
+            else:
+                house.let(house.queue, "shard-0", 1)
+            if step % 3:
+                await house.rest()
+        house.shard_dies()
+        await house.rest()
+        house.shard_returns()
+        house.release()
+        await house.pass_time(1_000)
+        assert await house.counts("q") == (4, 5, 0)
+        house.shard.shard.put("q", TopicConfig(type="queue", lease_ms=7_000))
+        jobs = await house.claim("q", "b")
+        assert jobs[0].deadline == house.wall.wall_ms + 7_000
+        await house.ask(house.gateway.ack("q", "w", worker.seqs))
+        assert len(worker.seqs) == 4
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+# --- when a gateway dies -----------------------------------------------------------------------------
+
+
+def test_the_next_gateway_may_ask_under_the_same_number(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5)
+        house.hold()
+        first = house.gateway.claim("q", "a")
+        await house.step((house.queue, "gateway-0"))
+        house.gateway_dies()
+        house.hold()
+        second = house.gateway.claim("q", "b", 2)
+        assert second.correlation == first.correlation
+        await house.step((house.queue, "gateway-0"))
+        house.release()
+        await house.settle()
+        assert second.value.seqs == [1, 2]
+        assert not first.done
+
+    play(tmp_path, script)
+
+
+def test_streams_of_a_gateway_that_dies_give_everything_back(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 10)
+        workers = [house.gateways[number].work("q", f"w{number}", 3, 600_000) for number in (0, 1)]
+        await house.settle()
+        assert await house.counts("q") == (4, 6, 0)
+        house.gateway_dies(1)
+        await house.settle()
+        assert await house.counts("q") == (7, 3, 0)
+        assert len(await house.claim("q", "a", 10)) == 7
+        assert len(workers[0].jobs) == 3
+        assert house.table("q").leases.streams() == [workers[0].number]
+        await is_idle(house)
+
+    play(tmp_path, script, gateways=2)
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_gateway_that_dies_while_its_stream_opens(tmp_path: Path, after: int) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 3)
+        house.hold()
+        house.gateways[1].work("q", "w", 2, 600_000)
+        for step in range(after):
+            await house.step(
+                (house.queue, "gateway-1"), (house.shard, "queue") if step % 2 else (house.queue, "shard-0")
+            )
+        house.gateway_dies(1)
+        house.release()
+        await house.settle()
+        assert await house.counts("q") == (3, 0, 0)
+        assert house.table("q").workers == {}
+        await is_idle(house)
+
+    play(tmp_path, script, gateways=2)
+
+
+# --- when the coordinator dies -----------------------------------------------------------------------
+
+
+def test_leases_are_as_they_were(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 10)
+        kept = await house.claim("q", "a", 2, 60_000)
+        late = await house.claim("q", "b", 2, 1_000)
+        back = await house.claim("q", "c", 2, 60_000)
+        await house.ask(house.gateway.nack("q", "c", seqs(back), delay_ms=5_000))
+        await house.ask(house.gateway.extend("q", "a", [kept[0].seq], 90_000))
+        await house.ask(house.gateway.ack("q", "a", [kept[1].seq]))
+        house.move_clock(2_000)
+        before = await house.counts("q")
+        assert before == (6, 1, 0)
+        await house.queue_dies_and_returns()
+        await house.settle()
+        assert await house.counts("q") == before
+        ack = await house.ask(house.gateway.ack("q", "b", [late[0].seq], [late[0].lease]))
+        assert ack.skipped == [], "nobody else had claimed it"
+        jobs = await house.claim("q", "d", 10)
+        assert [(job.seq, job.deliveries) for job in jobs] == [(4, 2), (7, 1), (8, 1), (9, 1), (10, 1)]
+        await house.pass_time(4_000)
+        assert [(job.seq, job.deliveries) for job in await house.claim("q", "d", 10)] == [(5, 2), (6, 2)]
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_streams_come_back_to_their_leases(tmp_path: Path, gone: bool) -> None:
+    """Or they don't: then what they held is free soon."""
+
+    async def script(house: House) -> None:
+        house.make("q", 10)
+        worker = house.gateway.work("q", "w", 3, 600_000)
+        await house.settle()
+        await house.queue_dies()
+        if gone:
+            worker.close()
+        house.queue_begins()
+        await house.settle()
+        assert await house.counts("q") == (7, 3, 0)
+        await house.pass_time(limits.ORPHAN_MS + 1_000)
+        assert await house.counts("q") == ((10, 0, 0) if gone else (7, 3, 0))
+        if not gone:
+            await house.ask(house.gateway.ack("q", "w", [1]))
+            assert worker.seqs == [1, 2, 3, 4]
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("after", range(10))
+def test_a_stream_gets_what_was_on_its_way_when_the_coordinator_died(tmp_path: Path, durable: bool, after: int) -> None:
+    """Whether it was leased by then or not: the connection is given its jobs, and holds no others."""
+
+    async def script(house: House) -> None:
+        house.make("q", 0, leases_durable=durable)
+        worker = house.gateway.work("q", "w", 2, 600_000)
+        await house.settle()
+        house.hold()
+        house.add("q", range(1, 6))
+        house.shard.round()
+        hops = [(house.queue, "shard-0"), (house.shard, "queue")]
+        for step in range(after):
+            house.let(*hops[step % 2], 1)
+            if step % 3 == 2:
+                await house.rest()
+        await house.queue_dies()
+        house.queue_begins()
+        house.release()
+        await house.pass_time(100)
+        assert worker.seqs in ([1, 2], [1, 2, 1, 2]) or sorted(worker.seqs) == [1, 2]
+        assert await house.counts("q") == (3, 2, 0)
+        held = {job.seq: job.lease for job in worker.jobs}
+        acked = await house.ask(house.gateway.ack("q", "w", list(held), list(held.values())))
+        assert acked.skipped == []
+        await house.settle()
+        assert worker.seqs[-2:] == [3, 4]
+
+    play(tmp_path, script)
+
+
+def test_a_stream_that_closes_while_its_queue_is_being_opened(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5)
+        house.hold()
+        worker = house.gateway.work("q", "w", 2, 600_000)
+        await house.step((house.queue, "gateway-0"))
+        worker.close()
+        house.gateway.calls.flush()
+        await house.step((house.queue, "gateway-0"))
+        house.release()
+        await house.settle()
+        assert await house.counts("q") == (5, 0, 0)
+        assert house.table("q").workers == {}
+        assert house.coordinator._streams == {}
+
+    play(tmp_path, script)
+
+
+# --- delivered, and not ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["poll", "stream"])
+def test_what_nobody_got_is_not_a_delivery(tmp_path: Path, way: str) -> None:
+    """As long as the leases can't be written, jobs stay what they are."""
+
+    async def script(house: House) -> None:
+        house.make("q", leases_durable=True, durability="memory", max_deliveries=3, dead_letter="dead")
+        await house.claim("q", "a")
+        disk = house.shard.shard.disk
+        assert isinstance(disk, FaultyDisk)
+        house.add("q", [1])
+        disk.full()
+        worker = house.gateway.work("q", "w", 1, 60_000) if way == "stream" else None
+        for _ in range(10):
+            if worker is None:
+                assert await house.ask(house.gateway.claim("q", "b")) == "storage_full"
+            else:
+                await house.pass_time(500)
+        disk.well()
+        await house.pass_time(2_000)
+        jobs = worker.jobs if worker is not None else await house.claim("q", "b")
+        assert [(job.seq, job.deliveries) for job in jobs] == [(1, 1)]
+        assert "dead" not in house.shard.engine.topics
+
+    play(tmp_path, script, disk=FaultyDisk())
+
+
+def test_an_ack_that_is_refused_leaves_the_lease_as_it_was(tmp_path: Path) -> None:
+    """Also for the next coordinator, and whatever went out in the same round."""
+
+    async def script(house: House) -> None:
+        house.make("q", 6, leases_durable=True, durability="memory")
+        await house.claim("q", "a", 4, 60_000)
+        disk = house.shard.shard.disk
+        assert isinstance(disk, FaultyDisk)
+        house.hold()
+        ack = house.gateway.ack("q", "a", [1])
+        nack = house.gateway.nack("q", "a", [2])
+        await house.step((house.queue, "gateway-0"))
+        writes = len(disk.calls)
+
+        def second_write(call: str) -> Exception | None:
+            done = [name for name in disk.calls[writes:] if name == "write"]
+            return OSError(5, "bad sector") if call == "write" and len(done) > 1 else None
+
+        disk.when = second_write
+        house.release()
+        await house.settle()
+        disk.well()
+        assert nack.done
+        refused = ack.error
+        await house.queue_dies_and_returns()
+        await house.settle()
+        if refused:
+            lease = house.table("q").leases.get(1)
+            assert lease is not None, "it is leased to who held it"
+            assert lease.node == "a"
+            assert seqs(await house.claim("q", "b", 10)) == [2, 5, 6]
+        else:
+            assert house.live("q") == [2, 3, 4, 5, 6]
+
+    play(tmp_path, script, disk=FaultyDisk())
