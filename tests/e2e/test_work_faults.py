@@ -412,6 +412,33 @@ def test_a_coordinator_that_dies_under_load(start: Start) -> None:
         assert insist(lambda: client.state(queue.name))["count"] == 0
 
 
+@pytest.mark.parametrize("comes_again", [None, "log", "queue"])
+def test_a_queue_that_is_deleted_while_the_coordinator_is_away(
+    start: Start, lane: Any, comes_again: str | None
+) -> None:
+    """Its streams end when it is back. If there is another queue of that name by then, they may work for that one."""
+    server = start()
+    with server.client() as client, Working(server, lane) as working:
+        queue = make_queue(client, lease_ms=HOUR_MS)
+        queue.produce("old", "old")
+        stream = working.open(queue)
+        stream.take(1)
+        kill(server, "queue")
+        assert insist(lambda: client.drop(queue.name)).status == 200
+        if comes_again is not None:
+            assert client.put(queue.name, type=comes_again).status == 201
+            client.append(queue.name, "new")
+        stream.forget()
+        if comes_again == "queue":
+            frame = stream.event(BACK_S)
+            assert (frame.event, frame.json.get("code"), frame.json.get("data")) in (
+                ("error", 404, None),
+                ("job", None, "new"),
+            )
+        else:
+            assert stream.last_word(within_s=BACK_S) in ((404,) if comes_again is None else (404, 409))
+
+
 def test_streams_that_close_at_any_moment_of_a_restart(start: Start) -> None:
     """Before the coordinator dies, while it is away, while it reads what there was: none is kept as if it were open."""
     server = start()
@@ -531,6 +558,51 @@ def test_a_queue_in_memory_alone_is_gone_with_its_shard(start: Start, lane: Any)
         produce(queue, "new")
         assert stream.job(BACK_S)["data"] == "new"
         queue.wait_counters(0, 1)
+
+
+# --- places ------------------------------------------------------------------------------------------
+
+
+def test_the_limit_of_streams_outlives_whoever_counts_and_whoever_serves(start: Start, lane: Any) -> None:
+    server = start(TOPICS_GATEWAYS=2, TOPICS_MAX_SSE_CONNECTIONS=3)
+    with server.client() as client, Working(server, lane) as working:
+        with alone(server, "gateway-0"):
+            assert client.get("/v0/health").status == 200
+        queue = make_queue(client, lease_ms=HOUR_MS)
+        kept = working.open(queue, on=connect(server, working, "gateway-0"))
+        goes = working.open(queue, on=connect(server, working, "gateway-0"))
+        doomed = working.open(queue, on=connect(server, working, "gateway-1"))
+        assert working.attempt(queue).answer().refusal == (429, "throttled")
+        kill(server, "shard-0")  # it counts
+        goes.close()
+        with alone(server, "gateway-0"):
+            fresh = _place(working, queue)
+        server.wait_ready()
+        assert working.attempt(queue).answer().refusal == (429, "throttled")
+        kill(server, "gateway-1")
+        doomed.source.close()
+        again = _place(working, queue)
+        assert working.attempt(queue).answer().refusal == (429, "throttled")
+        kill(server, "queue")  # it counts nothing
+        produce(queue, 1, 2, 3)
+        for stream in (kept, fresh, again):
+            stream.job(BACK_S)
+
+
+def _place(working: Working, queue: Queue) -> WorkStream:
+    """A stream, as soon as there is a place for it."""
+
+    def attempt() -> WorkStream | None:
+        try:
+            stream = working.attempt(queue)
+        except (OSError, EOFError):
+            return None
+        if stream.status == 200:
+            return stream
+        assert stream.answer().refusal in ((503, "shard_unavailable"), (429, "throttled"))
+        return None
+
+    return eventually(attempt, within_s=BACK_S, what="a place")
 
 
 # --- all of them -------------------------------------------------------------------------------------

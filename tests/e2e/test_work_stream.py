@@ -18,6 +18,7 @@ import pytest
 from .client import Answer, Client, unique
 from .h2wire import H2Wire
 from .queues import CLASSES, Counters, Queue, data_of, leases_of, now_ms, seqs_of
+from .routing import route
 from .server import Server, eventually
 from .sse import Ended, EventStream, Http1Source, Http2Source, Watching
 from .wire import Wire, request
@@ -120,12 +121,11 @@ def test_the_bytes_of_a_stream(working: Working, queue: Queue) -> None:
     assert all(abs(deadline - HOUR_MS - now_ms()) < 10_000 for deadline in deadlines)
     assert received == (
         "id: 1\nevent: job\n"
-        f'data: {{"topic":"{queue.name}","$seq":1,"lease_id":"{leases[0]}","deadline":{deadlines[0]},'
-        f'"$ts":{records[0]["$ts"]},"$tag":"t","$node":"n","deliveries":1,'
-        '"data":{"a": 1},"meta":{"m": [1, 2]}}\n\n'
+        f'data: {{"topic":"{queue.name}","$seq":1,"lease_id":"{leases[0]}","deadline":{deadlines[0]},"deliveries":1,'
+        f'"$ts":{records[0]["$ts"]},"$node":"n","$tag":"t","data":{{"a": 1}},"meta":{{"m": [1, 2]}}}}\n\n'
         "id: 2\nevent: job\n"
-        f'data: {{"topic":"{queue.name}","$seq":2,"lease_id":"{leases[1]}","deadline":{deadlines[1]},'
-        f'"$ts":{records[1]["$ts"]},"deliveries":1,"data":null}}\n\n'
+        f'data: {{"topic":"{queue.name}","$seq":2,"lease_id":"{leases[1]}","deadline":{deadlines[1]},"deliveries":1,'
+        f'"$ts":{records[1]["$ts"]},"data":null}}\n\n'
     )
 
 
@@ -372,19 +372,25 @@ def test_a_job_is_replaced_when_it_is_acked(working: Working, queue: Queue) -> N
 
 
 def test_large_jobs(working: Working, queue: Queue) -> None:
-    """Together more than one pass may hold. Some of them at once; all, when they are acked as they come."""
+    """Together more than one pass may hold, and more than is sent to somebody who does not read."""
     data = [letter * (MIB - 100) for letter in "abcdefghijkl"]
     for one in data[:-1]:
         queue.produce(one)
     stream = working.open(queue, max=20)
     queue.produce(data[-1])
-    got = data_of(stream.take(3))
-    while len(got) < len(data):
-        working.ack(stream, min(stream.held))
-        got += data_of(stream.take(1))
-    assert got == data
+    assert data_of(stream.take(12)) == data
+    queue.assert_counters(0, 12)
     working.ack(stream)
     queue.wait_counters(0, 0)
+
+
+def test_max_is_reached_whatever_the_size_of_the_jobs(working: Working, queue: Queue) -> None:
+    """By a client that reads, without any ack."""
+    for _ in range(11):
+        queue.produce(*["x" * 10_000] * 100)
+    stream = working.open(queue, max=1_000)
+    assert stream.seqs(1_000) == list(range(1, 1_001))
+    queue.assert_counters(100, 1_000)
 
 
 def test_thousands_of_jobs(working: Working, queue: Queue) -> None:
@@ -408,6 +414,56 @@ def test_thousands_of_jobs(working: Working, queue: Queue) -> None:
     working.ack(stream)
     assert got == list(range(count))
     queue.wait_counters(0, 0)
+
+
+def test_an_id_from_before_says_nothing(working: Working, queue: Queue) -> None:
+    """A browser that reconnects sends its last id; who holds what is known here."""
+    queue.produce(1, 2)
+    for last_id in ("1", "7", "-1", "garbage"):
+        stream = working.get(path_of(queue, max=2), ("Last-Event-ID", last_id), queue=queue.name)
+        assert stream.seqs(2) == [1, 2]
+        stream.close()
+        queue.wait_counters(2, 0, within_s=1)
+
+
+def test_a_worker_gets_what_it_has_produced_itself(working: Working, queue: Queue) -> None:
+    queue.produce("own", node="w")
+    stream = working.open(queue, "w", max=2)
+    queue.produce("own", node="w")
+    assert [(job["$node"], job["data"]) for job in stream.take(2)] == [("w", "own")] * 2
+
+
+def test_forwarded_records_are_jobs(working: Working, queue: Queue, topic: str) -> None:
+    api = working.client
+    api.put(topic)
+    assert route(api, topic, queue.name)
+    stream = working.open(queue, max=3)
+    for number in range(1, 4):
+        api.append(topic, number)
+        assert stream.job()["data"] == number
+    queue.wait_counters(0, 3)
+
+
+def test_a_change_of_the_queue_counts_for_the_next_job(working: Working, queue: Queue) -> None:
+    stream = working.open(queue, max=10)
+    for lease_ms in (HOUR_MS, 20_000, 2_000_000):
+        queue.configure(lease_ms=lease_ms)
+        before = now_ms()
+        queue.produce(lease_ms)
+        assert before + lease_ms <= stream.job()["deadline"] <= now_ms() + lease_ms
+    queue.configure(claim_jitter_ms=300)
+    started = time.monotonic()
+    queue.produce("gathered")
+    assert stream.job()["data"] == "gathered"
+    assert time.monotonic() - started >= 0.25
+    queue.configure()
+    spent = []
+    for number in range(5):
+        started = time.monotonic()
+        queue.produce(number)
+        assert stream.job()["data"] == number
+        spent.append(time.monotonic() - started)
+    assert sorted(spent)[2] < 0.2
 
 
 def test_watching_and_reading_a_queue_disturb_nobody(server: Server, working: Working, queue: Queue) -> None:
@@ -626,6 +682,17 @@ def test_an_evicted_job_makes_room(working: Working) -> None:
     assert stream.seqs(1) == [2]
 
 
+def test_a_job_whose_time_is_over_makes_room(working: Working) -> None:
+    queue = working.queue(ttl_ms=700)
+    queue.produce("old")
+    stream = working.open(queue)
+    stream.take(1)
+    stream.forget()
+    eventually(lambda: queue.state()["count"] == 0)
+    queue.produce("new")
+    assert stream.job(5)["data"] == "new"
+
+
 def test_jobs_deleted_before_they_are_delivered_never_come(working: Working, queue: Queue) -> None:
     queue.produce_records([{"data": n, "tag": "odd" if n % 2 else "even"} for n in range(1, 11)])
     stream = working.open(queue)
@@ -695,6 +762,22 @@ def test_a_job_that_fails_too_often_goes_to_the_dead_letters(working: Working, h
     queue.produce("sound")
     assert stream.seqs(1) == [2]
     assert queue.left() == [2]
+
+
+def test_dead_letters_may_be_worked_on_too(working: Working) -> None:
+    dead = working.queue()
+    queue = working.queue(max_deliveries=1, dead_letter=dead.name)
+    mourner, worker = working.open(dead, "mourner"), working.open(queue, "worker")
+    for number in range(1, 4):
+        queue.produce(number)
+        worker.take(1)
+        working.nack(worker)
+        job = mourner.job(5)
+        assert (job["data"], job["deliveries"]) == (number, 1)
+        assert job["meta"]["$dead_letter_src_seq"] == number
+        working.ack(mourner)
+    queue.wait_counters(0, 0, 3)
+    dead.wait_counters(0, 0)
 
 
 def test_poison_does_not_hold_up_the_rest(working: Working) -> None:
@@ -1144,6 +1227,20 @@ def test_a_client_that_reads_in_time_is_let_be(impatient: Server, lane: Any) -> 
             working.ack(stream)
         assert {job["deliveries"] for job in stream.jobs} == {1}
         queue.wait_counters(0, 0)
+
+
+def test_jobs_larger_than_the_backlog(impatient: Server, lane: Any) -> None:
+    """One at a time, each taken before the next."""
+    data = [letter * 1_000_000 for letter in "abcdef"]
+    with Working(impatient, lane) as working:
+        queue = working.queue()
+        for one in data[:3]:
+            queue.produce(one)
+        stream = working.open(queue, max=10)
+        for one in data[3:]:
+            queue.produce(one)
+        assert data_of(stream.take(6)) == data
+        queue.assert_counters(0, 6)
 
 
 def test_those_who_read_nothing_cost_little(impatient: Server) -> None:
