@@ -576,6 +576,13 @@ def test_a_closed_stream_gives_back_its_own_jobs_alone() -> None:
     assert leases.pick(9) == ([1, 2, 3], [])
 
 
+def test_a_closed_stream_gives_back_in_order() -> None:
+    leases = Leases()
+    seqs = [64, 9, 1_000_003, 8, 17, 1, 4_096]
+    leases.claim(seqs, node=NODE, deadline_ms=FAR, stream=7)
+    assert changed_seqs(leases.disconnect(7)) == sorted(seqs)
+
+
 def test_a_closed_stream_does_not_take_back_what_it_no_longer_holds() -> None:
     leases = Leases()
     leases.claim([1, 2, 3, 4, 5], node=NODE, deadline_ms=100, stream=7)
