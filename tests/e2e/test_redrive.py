@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from topics.cli import journal as journals
-from topics.cli.journal import Begun, Journal
+from topics.cli.journal import Append, Journal
 from topics.cli.redrive import CannotMove, DeadLetter, Redrive, TagGlob, Tally
 from topics.client.address import parse_url
 from topics.client.client import Acked, Client, Receipt
@@ -33,6 +33,7 @@ from .server import Server, eventually
 pytestmark = pytest.mark.e2e
 
 LETTERS = 3
+WRITTEN = 2 + 6 * LETTERS  # moments: before and after the plan, and for each the beginning, the append and the note
 DAY_MS = 86_400_000
 
 
@@ -78,9 +79,14 @@ class FusedClient(Client):
 class FusedJournal(Journal):
     fuse: Fuse
 
-    def begin(self, begun: Begun) -> None:
+    def plan(self, appends: list[Append]) -> None:
         self.fuse.moment()
-        super().begin(begun)
+        super().plan(appends)
+        self.fuse.moment()
+
+    def begin(self, append: Append) -> None:
+        self.fuse.moment()
+        super().begin(append)
         self.fuse.moment()
 
     def write(self, key: str) -> None:
@@ -198,9 +204,8 @@ def died(make: Make, kind: str, **options: Any) -> Iterator[Scene]:
             yield scene
         else:
             scene.assert_done()
-            # begin, append and note for each, then remove and settle; before and after. From a queue they come as they
-            # come, in one batch or in several.
-            assert at > 6 * LETTERS + 4
+            # Then remove and settle; before and after. From a queue they come as they come, in one batch or in several.
+            assert at > WRITTEN + 4
             return
 
 
@@ -270,13 +275,13 @@ def test_it_dies_again_and_again(make: Make, kind: str, window_ms: int) -> None:
 def die_behind_the_append(scene: Scene) -> None:
     """begin, publish: it is in the queue, and the journal does not know."""
     with pytest.raises(Death):
-        scene.redrive(fuse=Fuse(4))
+        scene.redrive(fuse=Fuse(6))
     assert scene.moved() == scene.letters[:1]
 
 
 def die_before_the_append(scene: Scene) -> None:
     with pytest.raises(Death):
-        scene.redrive(fuse=Fuse(3))
+        scene.redrive(fuse=Fuse(5))
     assert scene.moved() == []
 
 
@@ -351,6 +356,29 @@ def test_how_long_keys_are_remembered_decides(make: Make) -> None:
     scene.assert_done()
 
 
+@pytest.mark.parametrize("window_ms", [120_000, 0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_machine_dies(make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, window_ms: int) -> None:
+    """Only what was synced is there afterwards: the plan. All of it is in question then."""
+    scene = make(kind, window_ms=window_ms)
+    with pytest.raises(Death):
+        scene.redrive(fuse=Fuse(2 + 6 + 4))
+    lines = Path(scene.journal).read_bytes().splitlines(keepends=True)
+    Path(scene.journal).write_bytes(lines[0])
+    assert b"planned" in lines[0]
+    moved = scene.moved()
+    monkeypatch.setattr(journals, "boot_id", lambda: "another")
+    if window_ms == 0 and moved:
+        with pytest.raises(CannotMove, match="--in-doubt"):
+            scene.redrive()
+        assert scene.moved() == moved
+        # What is certainly not there is written all the same.
+        assert scene.redrive(in_doubt="remove").moved.total() == LETTERS - len(moved)
+    else:
+        scene.redrive()
+    scene.assert_done()
+
+
 def test_a_queue_that_is_gone_holds_no_copy(make: Make) -> None:
     scene = make("log", window_ms=0)
     die_behind_the_append(scene)
@@ -365,7 +393,7 @@ def test_a_queue_that_is_gone_holds_no_copy(make: Make) -> None:
 def test_a_queue_that_was_made_again_holds_no_copy(make: Make) -> None:
     scene = make("log", window_ms=0)
     with pytest.raises(Death):
-        scene.redrive(fuse=Fuse(10))  # the second one is written
+        scene.redrive(fuse=Fuse(12))  # the second one is written
     assert len(scene.moved()) == 2
     scene.api.drop(scene.target.name)
     scene.target = make_queue(scene.api, scene.target.name, idempotency_window_ms=0)
@@ -378,7 +406,7 @@ def test_dead_letters_that_were_made_again_are_others(make: Make) -> None:
     """The journal holds record 1 as written; the new record 1 is not that one."""
     scene = make("log")
     with pytest.raises(Death):
-        scene.redrive(fuse=Fuse(8))
+        scene.redrive(fuse=Fuse(10))
     assert journals.peek(scene.journal).written
     scene.api.drop(scene.dlq)
     assert scene.api.put(scene.dlq).status == 201
@@ -400,7 +428,7 @@ def test_what_was_made_again_meanwhile_is_not_trimmed(make: Make) -> None:
     class Meddling(Fuse):
         def moment(self) -> None:
             super().moment()
-            if self.moments == 6 * LETTERS:  # the last one is noted as written
+            if self.moments == WRITTEN:  # the last one is noted as written
                 scene.api.drop(scene.dlq)
                 assert scene.api.put(scene.dlq).status == 201
                 scene.put(LETTERS + 1)
@@ -420,7 +448,7 @@ def test_dead_letters_that_come_meanwhile_stay(make: Make) -> None:
         class Arriving(Fuse):
             def moment(self) -> None:
                 super().moment()
-                if self.moments == 4:
+                if self.moments == 6:
                     scene.put(2)  # noqa: B023
 
         scene.redrive(fuse=Arriving())
@@ -436,7 +464,7 @@ def test_removed_by_somebody_else_meanwhile(make: Make) -> None:
     class Trimming(Fuse):
         def moment(self) -> None:
             super().moment()
-            if self.moments == 6 * LETTERS:
+            if self.moments == WRITTEN:
                 scene.api.delete(scene.dlq, before_seq=LETTERS + 1)
 
     scene.redrive(fuse=Trimming())
@@ -452,7 +480,7 @@ def test_a_lease_that_is_lost_comes_again(start_server: Callable[..., Server], t
         class Killing(Fuse):
             def moment(self) -> None:
                 super().moment()
-                if self.moments == 6 * LETTERS:
+                if self.moments == WRITTEN:
                     server.signal_child("gateway-0")
                     eventually(lambda: server.ps().processes[1].restarts == 1, what="another gateway")
                     server.wait_ready()

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Raw
 
 from topics.cli import journal as journal_module
-from topics.cli.journal import Begun, Journal, JournalError, Open, Settled, path_of, peek, replay
+from topics.cli.journal import Append, Journal, JournalError, Open, Planned, Settled, boot_id, path_of, peek, replay
 from topics.cli.queue import JobPrinter, config_rows, duration_text, jobs_rows, redriven_words, view_of
 from topics.cli.redrive import CannotMove, DeadLetter, TagGlob, Tally
 from topics.client import QueueCounts, Record, TopicState
@@ -129,27 +129,27 @@ def test_globs_that_a_delete_would_not_take(glob: str) -> None:
 # --- the journal -------------------------------------------------------------------------------------
 
 
-def begun(key: str, seq: int = 1, **fields: Any) -> Begun:
-    return Begun(key=key, seq=seq, **{"target": "jobs", "head_seq": 0, "at_ms": 5, **fields})
+def append(key: str, seq: int = 1, **fields: Any) -> Append:
+    return Append(key=key, seq=seq, **{"target": "jobs", "head_seq": 0, "at_ms": 5, **fields})
 
 
-def keys(found: list[Begun]) -> list[str]:
+def keys(found: list[Append]) -> list[str]:
     return [entry.key for entry in found]
 
 
 def test_a_journal_remembers_what_is_open(tmp_path: Path) -> None:
     path = str(tmp_path / "state" / "topics" / "j.jsonl")
     journal = Journal(path)
-    journal.begin(begun("a"))
+    journal.begin(append("a"))
     journal.write("a")
-    journal.begin(begun("b", 2))
+    journal.begin(append("b", 2))
     assert journal.is_written("a")
     assert not journal.is_written("b")
     journal.close()
 
     again = Journal(path)
     assert keys(again.unremoved()) == ["a"]
-    assert again.doubts() == [begun("b", 2)]
+    assert again.doubts() == [append("b", 2)]
     again.settle(["a"])
     assert keys(again.unremoved()) == []
     assert os.path.getsize(path) > 0
@@ -162,9 +162,9 @@ def test_a_journal_remembers_what_is_open(tmp_path: Path) -> None:
 def test_the_first_beginning_counts(tmp_path: Path) -> None:
     """The target has remembered the key since then, if at all."""
     journal = Journal(str(tmp_path / "j"))
-    journal.begin(begun("a", at_ms=5))
-    journal.begin(begun("a", at_ms=900))
-    assert journal.doubts() == [begun("a", at_ms=5)]
+    journal.begin(append("a", at_ms=5))
+    journal.begin(append("a", at_ms=900))
+    assert journal.doubts() == [append("a", at_ms=5)]
     journal.close()
 
 
@@ -172,24 +172,61 @@ def test_it_is_synced_before_the_append_is_sent(tmp_path: Path, monkeypatch: pyt
     journal = Journal(str(tmp_path / "j"))
     sizes: list[int] = []
     monkeypatch.setattr(journal_module.os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
-    journal.begin(begun("a"))
+    journal.plan([append("a"), append("b")])
     assert sizes == [os.path.getsize(journal.path)]
     journal.close()
+
+
+def test_a_plan_is_no_question_unless_the_machine_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "j")
+    journal = Journal(path)
+    journal.plan([append("a"), append("b"), append("c")])
+    journal.begin(append("a"))
+    journal.write("a")
+    journal.begin(append("b"))
+    journal.close()
+    same = Journal(path)
+    assert (keys(same.unremoved()), keys(same.doubts())) == (["a"], ["b"])
+    same.close()
+    monkeypatch.setattr(journal_module, "boot_id", lambda: "another")
+    other = Journal(path)
+    assert (keys(other.unremoved()), keys(other.doubts())) == (["a"], ["b", "c"])
+    other.settle(["a", "b", "c"])
+    assert os.path.getsize(path) == 0
+    other.close()
+
+
+def test_a_plan_that_ends_early(tmp_path: Path) -> None:
+    path = str(tmp_path / "j")
+    journal = Journal(path)
+    journal.plan([append("a"), append("b")])
+    journal.begin(append("a"))
+    journal.end_plan()
+    assert os.path.getsize(path) > 0
+    journal.settle(["a"])
+    assert os.path.getsize(path) == 0
+    journal.plan([])
+    assert os.path.getsize(path) == 0
+    journal.close()
+
+
+def test_boots_have_names() -> None:
+    assert re.fullmatch(r"[0-9a-f-]{36}", boot_id())
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_a_line_that_was_cut_off(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "j"
     journal = Journal(str(path))
-    journal.begin(begun("a"))
+    journal.begin(append("a"))
     whole = path.stat().st_size
-    journal.begin(begun("b"))
+    journal.begin(append("b"))
     journal.close()
     os.truncate(path, path.stat().st_size - cut)
     again = Journal(str(path))
     assert keys(again.doubts()) == ["a"]
     assert path.stat().st_size == whole
-    again.begin(begun("c"))
+    again.begin(append("c"))
     again.close()
     assert set(peek(str(path)).begun) == {"a", "c"}
 
@@ -238,10 +275,10 @@ def test_where_journals_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settling_what_is_not_known() -> None:
-    found = Open()
-    found.apply(begun("a"))
+    found = Open("boot")
+    found.apply(Planned(boot="boot", appends=[append("a")]))
     found.apply(Settled(keys=["b"]))
-    assert set(found.begun) == {"a"}
+    assert set(found.planned) == {"a"}
 
 
 # --- words -------------------------------------------------------------------------------------------
