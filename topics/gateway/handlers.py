@@ -100,6 +100,9 @@ class Handlers:
         return RenderedCall(rendered=render, shard=request.shard, op=Op.PUT_TOPIC, head=head)
 
     def get_topic(self, request: Request) -> Outcome:
+        return self._get_topic(request, tries=3)
+
+    def _get_topic(self, request: Request, *, tries: int) -> Outcome:
         def render(answer: messages.TopicReport, counts: dict[str, int] | None) -> Response:
             content = {
                 "topic": request.name,
@@ -123,7 +126,9 @@ class Handlers:
                 return render(report, None)
             row = messages.QueueRow(request.name, report.topic_id, report.count, report.removals, report.completing)
 
-            def counted(counts: dict[str, dict[str, int]]) -> Response:
+            def counted(counts: dict[str, dict[str, int]]) -> Outcome:
+                if request.name not in counts and tries > 1:
+                    return self._get_topic(request, tries=tries - 1)  # it was made again meanwhile
                 if request.name not in counts:
                     raise ApiError(
                         "shard_unavailable", "this queue's counters are not to be had now. Retry", retry_after_s=1
@@ -136,21 +141,21 @@ class Handlers:
         return Gather([Call(shard=request.shard, op=Op.GET_TOPIC, head=head)], count)
 
     def _counted(
-        self, rows: list[messages.QueueRow], render: Callable[[dict[str, dict[str, int]]], Response]
+        self, rows: list[messages.QueueRow], render: Callable[[dict[str, dict[str, int]]], Outcome]
     ) -> Outcome:
         """Ask the coordinator for the counters of these queues; one that is gone by now has none."""
 
-        def counted(answer: messages.QueuesCounted, _: bytes | memoryview) -> Response:
+        def counted(answers: list[messages.QueuesCounted]) -> Outcome:
             return render(
                 {
                     row.topic: {"ready": one.ready, "in_flight": one.in_flight, "dead_lettered": one.dead_lettered}
-                    for row, one in zip(rows, answer.counts, strict=True)
+                    for row, one in zip(rows, answers[0].counts, strict=True)
                     if one is not None
                 }
             )
 
         head = messages.CountQueues(rows)
-        return RenderedCall(rendered=counted, shard=self._queue, op=Op.COUNT_QUEUES, head=head)
+        return Gather([Call(shard=self._queue, op=Op.COUNT_QUEUES, head=head)], counted)
 
     def list_topics(self, request: Request) -> Outcome:
         size = page_size(request)

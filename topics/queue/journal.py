@@ -20,6 +20,8 @@ from topics.storage import columns
 from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.leases import CHECKPOINT_TAG, EventName, JobState, LeaseEvent, encode_event
 
+_COMPANY_MS = 20
+
 Answer = Callable[[], None]
 Failed = Callable[[ApiError], None]
 
@@ -34,6 +36,7 @@ class Journal:
         self._events: list[LeaseEvent] = []
         self._waiting: list[tuple[Answer, Failed]] = []  # for these events to be synced
         self._named = 0  # jobs in events since the last checkpoint
+        self.due_ms = 0  # when what is recorded has to go out; 0: there is nothing, or it is not known yet
 
     @property
     def has_news(self) -> bool:
@@ -78,6 +81,19 @@ class Journal:
 
     # --- sending ---
 
+    def flush_due(self, now_ms: int) -> None:
+        """At the end of a round. What nobody waits for goes along with the next question to the shard, if that comes
+        soon: a message by itself would wake it."""
+        if self._events and not self._waiting and (not self.due_ms or now_ms < self.due_ms):
+            self.due_ms = self.due_ms or now_ms + _COMPANY_MS
+        else:
+            self.flush()
+
+    def flush_awaited(self) -> None:
+        """Before events that belong to a delete are recorded: a delete counts also if those can't be written."""
+        if self._waiting:
+            self.flush()
+
     def flush(self) -> None:
         events, size, body = self._pack()
         waiting, self._waiting = self._waiting, []
@@ -96,15 +112,13 @@ class Journal:
             self._asks.tell(self._shard, Op.LOG_LEASES, head, body)
 
     def with_delete(self, seqs: list[int]) -> tuple[messages.CompleteJobs, bytes]:
-        """What is to be said goes along with a delete, but for events that somebody waits for: those go first, because
-        a delete counts also if its events can't be written."""
-        if self._waiting:
-            self.flush()
+        """What is to be said goes along with a delete."""
         events, size, body = self._pack()
         return messages.CompleteJobs(self._topic, self.topic_id, seqs, self.durable, events, size), body
 
     def _pack(self) -> tuple[int, int, bytes]:
         events, self._events = self._events, []
+        self.due_ms = 0
         if not events:
             return 0, 0, b""
         encoded = [encode_event(event) for event in events]

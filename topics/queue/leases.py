@@ -253,6 +253,21 @@ class Leases:
         self._forget_stale()
         return list(changed.values())
 
+    def unclaim(self, seqs: Sequence[int], numbers: Sequence[int]) -> list[Lease]:
+        """A claim that nobody got: it does not count as a delivery, and a job that had no other is fresh again."""
+        undone = []
+        for seq, number in zip(seqs, numbers, strict=True):
+            lease = self._jobs.get(seq)
+            if lease is None or lease.number != number or (lease.state, Event.NACK) not in TRANSITIONS:
+                continue
+            lease.deliveries -= 1
+            self._move(lease, State.FREE)
+            undone.append(lease)
+        fresh = [lease.seq for lease in undone if not lease.deliveries]
+        self.remove(fresh)
+        self.rewind(fresh)
+        return undone
+
     def disconnect(self, stream: int, *, after: int = 0) -> list[Lease]:
         """A connection closed: what it holds is given back; after: only leases with a higher number."""
         released = []

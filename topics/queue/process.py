@@ -33,16 +33,13 @@ from topics.errors import ApiError, CorruptData, topic_not_found
 from topics.queue.claimers import Claimer
 from topics.queue.leases import Lease
 from topics.queue.letters import Letters
+from topics.queue.opening import Opener
 from topics.queue.queue import Queue
 from topics.shm.counters import Word
-from topics.storage.columns import Columns
 from topics.storage.config import owner_of_name
-from topics.storage.leases import decode_event, log_id, log_name
 
 _SWEEP_MS = 1_000
 _RETRY_S = 0.2
-_PAGE_RECORDS = 4_096
-_PAGE_BYTES = 4 * limits.MIB
 
 
 async def run(context: Context) -> None:
@@ -93,9 +90,10 @@ class Coordinator:
         self._gateways: dict[str, Link] = {}
         self._queues: dict[str, Queue] = {}
         self._openings: dict[str, _Opening] = {}
-        self._watches: list[dict[int, Queue]] = [{} for _ in range(context.shards)]  # by the OPEN_QUEUE's correlation
+        self._opener = Opener(self._asks, shards=context.shards)
         # Claims that may be cancelled, by gateway and correlation; None: its queue is being opened.
-        self._claimers: dict[tuple[str, int], tuple[Queue, Claimer] | None] = {}
+        self._claimers: dict[tuple[Link, int], tuple[Queue, Claimer] | None] = {}
+        self._clocked: dict[Queue, None] = {}  # those for which something may be due without anybody asking
         self._streams: dict[int, tuple[Link, Queue | None]] = {}  # None: its queue is being opened
         self._dirty: dict[Queue, None] = {}
         self._away: set[Queue] = set()  # their shard has gone and is not back yet
@@ -151,15 +149,12 @@ class Coordinator:
         )
 
     def _next_deadline_ns(self) -> int | None:
-        due = [at for queue in self._timed() if (at := queue.next_due_ms()) is not None]
+        due = [at for queue in self._clocked if queue not in self._away and (at := queue.next_due_ms()) is not None]
         if self._queues:
             due.append(self._sweep_ms)
         if not due:
             return None
         return time.monotonic_ns() + max(0, min(due) - self._now_ms()) * 1_000_000
-
-    def _timed(self) -> list[Queue]:
-        return [queue for queue in self._queues.values() if queue.timed and queue not in self._away]
 
     def _round(self) -> bool:
         received = [(link, link.drain()) for link in list(self._gateways.values())]
@@ -171,7 +166,7 @@ class Coordinator:
                 handled = True
                 self._handle(message, link, now_ms)
         now = self._now_ms()
-        for queue in self._timed():
+        for queue in self._clocked:
             if (due := queue.next_due_ms()) is not None and due <= now:
                 self._dirty[queue] = None
         self._serve_dirty()
@@ -192,11 +187,15 @@ class Coordinator:
                 if self._queues.get(queue.topic) is queue and queue not in self._away:
                     queue.step()
                     queue.flush()
+                    if queue.timed:
+                        self._clocked[queue] = None
+                    else:
+                        self._clocked.pop(queue, None)
 
     def _handle(self, message: bytes, link: Link, now_ms: int) -> None:
         op, _, correlation, deadline_ms, head, _ = messages.unpack(message)
         if op == Op.CANCEL:
-            if (waiting := self._claimers.pop((link.peer, correlation), None)) is not None:
+            if (waiting := self._claimers.pop((link, correlation), None)) is not None:
                 waiting[0].cancel(waiting[1])
             return
         if deadline_ms and deadline_ms < now_ms:
@@ -228,7 +227,7 @@ class Coordinator:
     def _claim(self, request: messages.Claim, link: Link, correlation: int) -> None:
         caller = _Caller(link, correlation)
 
-        key = (link.peer, correlation)
+        key = (link, correlation)
 
         def claim(queue: Queue) -> None:
             if key not in self._claimers:
@@ -350,47 +349,8 @@ class Coordinator:
             on_worn=self._worn,
         )
         self._first_number += 1 << 20  # each queue has its own; the time moves on faster than this is used up
-        opened = await self._attach(queue)
-        at = opened.log_from
-        while at < opened.log_head:
-            head = messages.ReadRaw(log_name(topic), log_id(queue.topic_id), at, _PAGE_RECORDS, _PAGE_BYTES)
-            piece, body = await self._asks.ask(shard, Op.READ_RAW, head)
-            if piece.count:
-                for data in Columns(body, count=piece.count, ts=0).data():
-                    queue.replay(decode_event(data))
-            if piece.to_seq <= at:
-                break
-            at = piece.to_seq
+        await self._opener.load(queue)
         return queue
-
-    async def _attach(self, queue: Queue) -> messages.QueueOpened:
-        """Ask its shard for the topic, and to be told of changes."""
-        outcome: list[tuple[messages.QueueOpened, Exception | None]] = []
-        done = trio.Event()
-
-        def take(opened: messages.QueueOpened, _: bytes | memoryview, error: Exception | None) -> None:
-            # At once, not when the task gets its turn: a change of the topic may come right behind.
-            if error is None and queue.topic_id not in (0, opened.topic_id):
-                error = topic_not_found(queue.topic)
-            if error is None:
-                queue.opened(opened)
-            else:
-                self._watches[queue.shard].pop(correlation, None)
-            outcome.append((opened, error))
-            done.set()
-
-        correlation = 0
-        if self._asks.linked(queue.shard):
-            correlation = self._asks.call(queue.shard, Op.OPEN_QUEUE, messages.OpenQueue(queue.topic), take)
-            self._watches[queue.shard][correlation] = queue
-            self._asks.flush()
-        else:
-            take(None, b"", Unavailable())  # type: ignore[arg-type]
-        await done.wait()
-        opened, error = outcome[0]
-        if error is not None:
-            raise error
-        return opened
 
     async def _open_used(self, shard: int) -> None:
         """Open the queues that have leases: some may have to go on by themselves, and counters show them."""
@@ -442,19 +402,18 @@ class Coordinator:
     def _forgotten(self, queue: Queue) -> None:
         for at, jobs in enumerate((queue.claimed, queue.acked, queue.moved)):
             self._ended[at] += jobs
-        for watches in self._watches:
-            for correlation in [known for known, of in watches.items() if of is queue]:
-                del watches[correlation]
+        self._opener.forget(queue)
+        self._clocked.pop(queue, None)
 
     def _unasked(self, shard: int, message: bytes) -> None:
         op = message[0]
         _, correlation = messages.unpack_correlation(message)
         if op == Op.HEAD_MOVED:
-            for known in self._queues.values():
+            for known in self._clocked:
                 if known.shard == shard and known.following == correlation:
                     known.head_moved()
                     return
-        elif (queue := self._watches[shard].get(correlation)) is not None:
+        elif (queue := self._opener.watched(shard, correlation)) is not None:
             if op == Op.QUEUE_CHANGED:
                 queue.configured(messages.decode_answer(message)[0].config)
                 self._letters.look(queue)
@@ -499,7 +458,7 @@ class Coordinator:
         while queue in self._away:
             await self._asks.wait_linked(queue.shard)
             try:
-                await self._attach(queue)
+                await self._opener.attach(queue)
             except ApiError as error:
                 if error.code != "shard_unavailable":
                     self._end_queue(queue, error)
@@ -517,7 +476,7 @@ class Coordinator:
     def _link_down(self, peer: str) -> None:
         if peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
-            self._watches[shard].clear()
+            self._opener.shard_gone(shard)
             away = [queue for queue in self._queues.values() if queue.shard == shard]
             self._away.update(away)
             self._asks.link_down(shard)
@@ -527,7 +486,7 @@ class Coordinator:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
                 self._close_stream(stream)
-            for key in [key for key in self._claimers if key[0] == peer]:
+            for key in [key for key in self._claimers if key[0] is link]:
                 if (waiting := self._claimers.pop(key)) is not None:
                     waiting[0].cancel(waiting[1])
         self._context.bell.ring_always()

@@ -7,9 +7,6 @@
 One pass at a time: whoever comes while the shard is asked is served by the next one. A claim is answered with nothing
 only if nothing is left.
 
-`ready` is counted, not kept: the topic's live records, less those held or hidden. A live count always comes from the
-shard, with `removals`, which tells whether jobs that the table knows were removed otherwise; then it is asked which.
-
 A crash of this process loses nothing but what was on its way: the table is in the log (journal.py).
 """
 
@@ -27,7 +24,8 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, throttled_by
 from topics.queue import division
 from topics.queue.claimers import Caller, Claimer, Member, Taking, Worker
-from topics.queue.journal import Answer, Failed, Journal
+from topics.queue.counts import Counts
+from topics.queue.journal import Journal
 from topics.queue.leases import Lease, Leases, State
 from topics.storage.config import TopicConfig
 from topics.storage.leases import LeaseEvent
@@ -57,6 +55,7 @@ class Queue:
         self.config = TopicConfig(type="queue")
         self.leases = Leases(first_number=first_number)
         self.journal = Journal(asks, topic, shard=shard)
+        self.counts = Counts(asks, self.leases, topic, shard=shard, on_gone=self._compared)
         self.dead_lettered = 0
         self.claimed = self.acked = self.moved = 0  # jobs, since this process started
         self.workers: dict[int, Worker] = {}
@@ -71,12 +70,10 @@ class Queue:
         self._on_worn = on_worn
         self._claimers: list[Claimer] = []
         self._taking: Taking | None = None
-        self._taken_removals = -1  # when the last pass asked
         self._window_ms = 0  # when the cohort that gathers is served; 0: none gathers
         self._pause_ms = 0  # connections are not served before this: the shard refused
         self._fresh = True  # whether the log may hold jobs behind the cursor
         self._turn = 0
-        self._removals = -1  # as last seen, when every lease was known to be of a job that is there
         self._unsure: set[int] = set()  # jobs moved away, perhaps: the shard died before it said so
         self._acks: list[tuple[Caller, list[Lease], list[int]]] = []
 
@@ -85,13 +82,13 @@ class Queue:
     def opened(self, opened: messages.QueueOpened) -> None:
         """The shard is there; if again, what was on its way to the log when it went away has to be said again."""
         again = self.topic_id != 0
-        self.topic_id = self.journal.topic_id = opened.topic_id
-        self._removals = -1
+        self.topic_id = self.journal.topic_id = self.counts.topic_id = opened.topic_id
+        self.counts.forget()
         self._fresh = True
         self.following = 0
         self.configured(opened.config)
         if again and (len(self.leases) or self.journal.has_news):
-            self._compare(opened.removals, self.checkpoint, lambda error: None)
+            self.counts.compare(opened.removals, self.checkpoint, lambda error: None)
 
     def replay(self, event: LeaseEvent) -> None:
         self.leases.replay(event)
@@ -122,7 +119,7 @@ class Queue:
     @property
     def timed(self) -> bool:
         """Whether something may be due without anybody asking."""
-        return bool(self._window_ms or self.workers)
+        return bool(self._window_ms or self.workers or self.journal.due_ms)
 
     def end(self, error: ApiError) -> None:
         """The topic is gone, or no queue any more."""
@@ -168,10 +165,13 @@ class Queue:
         def failed(error: ApiError) -> None:
             caller.fail(Op.NACK, error)
 
+        def counted(live: int) -> None:
+            self._advance()
+            ready = self.counts.ready(live)
+            caller.answer(Op.NACK, messages.Nacked(skipped, ready, self.leases.in_flight))
+
         def answer() -> None:
-            self._counted(
-                lambda ready: caller.answer(Op.NACK, messages.Nacked(skipped, ready, self.leases.in_flight)), failed
-            )
+            self.counts.ask(counted, failed)
 
         self.journal.when_logged(answer, failed, changed=bool(released))
         self._on_dirty(self)
@@ -195,13 +195,11 @@ class Queue:
             return
         self._advance()
 
-        def counted() -> None:
-            # Those whose delete waits for its sync are held here still, but not among the records any more.
-            completing = min(row.completing, self.leases.ending)
-            ready = self._ready(row.count + completing)
-            then(messages.QueueCounts(ready, self.leases.in_flight - completing, self.dead_lettered))
-
-        self._compare(row.removals, counted, lambda error: then(None))
+        self.counts.compare(
+            row.removals,
+            lambda: then(self.counts.of(row, dead_lettered=self.dead_lettered)),
+            lambda error: then(None),
+        )
 
     # --- connections ---
 
@@ -221,7 +219,7 @@ class Queue:
     def removed(self, removals: int) -> None:
         """Jobs went otherwise than by an ack; connections may have held some."""
         if self.workers:
-            self._compare(removals, lambda: None, lambda error: None)
+            self.counts.compare(removals, lambda: None, lambda error: None)
 
     def close_work(self, stream: int) -> None:
         worker = self.workers.pop(stream, None)
@@ -256,12 +254,12 @@ class Queue:
     # --- passes ---
 
     def next_due_ms(self) -> int | None:
-        """When something happens by itself: a cohort's window ends, or a connection can be given a job again."""
-        due = self._window_ms or None
+        """When something happens by itself: a cohort's window ends, a connection can be given a job again, or what was
+        recorded has waited for company long enough."""
+        times = [self._window_ms, self.journal.due_ms]
         if self.workers:
-            times = (due, self.leases.next_due_ms(), self._pause_ms or None)
-            due = min((at for at in times if at is not None), default=None)
-        return due
+            times += [self.leases.next_due_ms() or 0, self._pause_ms]
+        return min(filter(None, times), default=None)
 
     def _advance(self) -> None:
         if self.leases.advance(self._now_ms()) and self.workers:
@@ -314,6 +312,7 @@ class Queue:
             _refuse(cohort, throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first"))
             return
         self._taking = Taking(cohort, wanted, picked, evenly)
+        self.counts.passing = True
         head = messages.TakeJobs(
             topic=self.topic,
             topic_id=self.topic_id,
@@ -323,10 +322,12 @@ class Queue:
             limit=limit,
             max_bytes=min(limits.CLAIM_BYTES, sum(map(self._budget, cohort))),
         )
+        self.journal.flush()  # in one message's wake
         self._asks.call(self.shard, Op.TAKE_JOBS, head, self._taken)
 
     def _taken(self, taken: messages.JobsTaken, body: bytes | memoryview, error: Exception | None) -> None:
         taking, self._taking = self._taking, None
+        self.counts.taken(-1 if error is not None else taken.removals)
         assert taking is not None
         self._on_dirty(self)
         leases = self.leases
@@ -337,7 +338,6 @@ class Queue:
             if isinstance(error, ApiError) and is_gone(error):
                 self._on_gone(self)
             return
-        self._taken_removals = taken.removals
         self.gone(taken.gone)
         leases.put_back(set(taking.picked).difference(taken.seqs[: taken.wanted]))
         if taken.gone and leases.free:
@@ -419,22 +419,23 @@ class Queue:
 
     def _hand_out(self, given: list[Share], taken: messages.JobsTaken) -> None:
         def send() -> None:
-            ready = self._ready(taken.live)
+            ready = self.counts.ready(taken.live)
             for member, claimed, body in given:
                 if isinstance(member, Claimer):
                     member.caller.answer(Op.CLAIM, msgspec.structs.replace(claimed, ready=ready), body)
                 elif claimed.seqs and not member.gone:
                     member.caller.answer(Op.JOBS, claimed, body)
 
-        self._compare(taken.removals, send, lambda error: send())
+        self.counts.compare(taken.removals, send, lambda error: send())
 
     def _take_back(self, given: list[Share], error: ApiError) -> None:
         """The leases could not be made as durable as they have to be: nobody got them."""
         for member, claimed, _ in given:
-            released = self.leases.nack(member.node, claimed.seqs, claimed.leases)
+            released = self.leases.unclaim(claimed.seqs, claimed.leases)
             self.journal.record("released", member.node, released, reason="refused")
             if isinstance(member, Worker) and claimed.ends:
                 member.pushed -= claimed.ends[-1]
+        self._fresh = True
         _refuse([member for member, _, _ in given], error)
         self._pause_ms = self._now_ms() + _PAUSE_MS
         self._on_dirty(self)
@@ -446,6 +447,7 @@ class Queue:
         acks, self._acks = self._acks, []
         ending = [lease for _, held, _ in acks for lease in held]
         if ending:
+            self.journal.flush_awaited()
             for _, held, _ in acks:
                 if held:
                     self.journal.record("acked", held[0].node, held)
@@ -453,7 +455,7 @@ class Queue:
         else:
             for caller, _, skipped in acks:
                 self._answer_ack(caller, skipped)
-        self.journal.flush()
+        self.journal.flush_due(self._now_ms())
         if self.journal.checkpoint_is_due(len(self.leases)):
             self.checkpoint()
 
@@ -495,18 +497,20 @@ class Queue:
         self.acked += sum(len(held) for _, held, _ in acks)
 
         def answer() -> None:
-            ready = self._ready(done.live)
+            ready = self.counts.ready(done.live)
             for caller, held, skipped in acks:
                 fsync_us = done.fsync_us if held else 0
                 caller.answer(Op.ACK, messages.Acked(skipped, ready, self.leases.in_flight, fsync_us))
 
-        self._compare(done.removals, answer, lambda error: answer())
+        self.counts.compare(done.removals, answer, lambda error: answer())
 
     def _answer_ack(self, caller: Caller, skipped: list[int]) -> None:
-        self._counted(
-            lambda ready: caller.answer(Op.ACK, messages.Acked(skipped, ready, self.leases.in_flight, 0)),
-            lambda error: caller.fail(Op.ACK, error),
-        )
+        def counted(live: int) -> None:
+            self._advance()
+            ready = self.counts.ready(live)
+            caller.answer(Op.ACK, messages.Acked(skipped, ready, self.leases.in_flight, 0))
+
+        self.counts.ask(counted, lambda error: caller.fail(Op.ACK, error))
 
     # --- dead letters ---
 
@@ -521,6 +525,7 @@ class Queue:
 
     def move_away(self, moving: list[Lease], then: Callable[[Exception | None], None]) -> None:
         """These are with the dead letters: they leave here."""
+        self.journal.flush_awaited()
         for lease in moving:
             self.journal.record("dead_lettered", lease.node, [lease])
 
@@ -542,44 +547,9 @@ class Queue:
             self.dead_lettered += len(moved)
             self.checkpoint()  # the last one did not know
 
-    # --- counting ---
-
-    def _ready(self, live: int) -> int:
-        return max(0, live - self.leases.in_flight - self.leases.hidden)
-
-    def _counted(self, then: Callable[[int], None], failed: Failed) -> None:
-        """With the number of jobs that are ready now."""
-
-        def checked(answer: messages.JobsChecked, _: bytes | memoryview, error: Exception | None) -> None:
-            if error is not None:
-                failed(as_api_error(error))
-                return
-            self._advance()
-            self._compare(answer.removals, lambda: then(self._ready(answer.live)), failed)
-
-        self._asks.call(self.shard, Op.CHECK_JOBS, messages.CheckJobs(self.topic, self.topic_id, []), checked)
-
-    def _compare(self, removals: int, then: Answer, failed: Failed) -> None:
-        """Go on when the table knows no job that somebody removed."""
-        if removals == self._removals:
-            then()
-            return
-        passing = self._taking is not None
-
-        def checked(answer: messages.JobsChecked, _: bytes | memoryview, error: Exception | None) -> None:
-            if error is not None:
-                failed(as_api_error(error))
-                return
-            self.gone(answer.gone)
-            # Jobs of a pass that was under way are in the table now, and were not asked for.
-            sure = not passing or self._taken_removals == answer.removals
-            self._removals = answer.removals if sure else -1
-            self._on_dirty(self)
-            then()
-
-        # What ends or moves is left out: whoever does that will be told.
-        seqs = self.leases.seqs(but=(State.ENDING, State.MOVING))
-        self._asks.call(self.shard, Op.CHECK_JOBS, messages.CheckJobs(self.topic, self.topic_id, seqs), checked)
+    def _compared(self, gone: list[int]) -> None:
+        self.gone(gone)
+        self._on_dirty(self)
 
 
 def _refuse(members: Iterable[Member], error: ApiError) -> None:
