@@ -587,13 +587,15 @@ class House:
     async def queue_dies(self) -> None:
         process, self.queue = self.queue, None
         assert process is not None
-        process.end()
         for other in [*self.shards, *self.gateways]:
             if other.alive:
                 other.link_down("queue")
         for link in process.links.values():
-            link.close()
+            link.closed = True  # what its tasks do before they notice is heard by nobody
+        process.end()
         await self.rest()
+        for link in process.links.values():
+            link.close()
 
     async def queue_dies_and_returns(self) -> None:
         await self.queue_dies()
