@@ -86,6 +86,7 @@ class Asked:
     at_ms: int = 0
     default_lease: bool = False
     abandoned: bool = False
+    fenced: bool = True
 
 
 class Machine:
@@ -100,10 +101,12 @@ class Machine:
         self.asked: list[Asked] = []
         self.held: list[Held] = []
         self.deaths = 0  # of coordinators
-        self.began_ms = 0
         self.reconciles = False  # a coordinator died while the shard was away
         self.versions = [5_000]  # lease_ms of the queue, as it was changed
         self.late: Counter[int] = Counter()  # words by stream about what it held: if late, they bring it back
+        self.loose: set[int] = (
+            set()
+        )  # seqs that were named without a lease_id when the topic went: now they are others'
         self._heard = 0
         self._seen_jobs: Counter[int] = Counter()  # of each worker
         self._nodes = 0
@@ -151,7 +154,7 @@ class Machine:
         pad = b" " * self.rng.choice([0, 0, 0, 1_500])
         answer = self.owner.shard.append(QUEUE, [Record(b"%d%b" % (uid, pad), tag=tag) for uid in uids])
         for at, uid in enumerate(uids):
-            self.jobs[uid] = Known(self.life, answer.first_seq + at, tag)
+            self.jobs[uid] = Known(self.life, answer.first_seq + at, tag, answer.first_seq + at in self.loose)
             self.uid_of[answer.first_seq + at] = uid
         self.owner.flush()
         self.note(f"append {uids}")
@@ -196,7 +199,8 @@ class Machine:
         if not gateway.alive:
             self.held = [held for held in self.held if held.gateway.alive]
             return
-        asked = Asked(gateway, Sink(), kind, first.node, uids={held.job.seq: held.uid for held in some})
+        uids = {held.job.seq: held.uid for held in some}
+        asked = Asked(gateway, Sink(), kind, first.node, uids=uids, fenced=leases is not None)
         if kind == "ack":
             asked.sink = gateway.ack(QUEUE, first.node, seqs, leases)
             for held in some:
@@ -299,6 +303,8 @@ class Machine:
         for known in self.jobs.values():
             known.deleted = True
         self.active = {}
+        self.held = []
+        self.loose |= {seq for asked in self.asked if not asked.fenced for seq in asked.uids}
         self.exists = False
         self.note("drop")
         if self.rng.random() < 0.7:
@@ -381,7 +387,6 @@ class Machine:
         if self.house.queue is None:
             self.house.queue_begins()
             await self.house.rest()
-            self.began_ms = self.house.wall.wall_ms
             self.house.hold()
             self.note("queue returns")
 
@@ -497,7 +502,8 @@ class Machine:
             if self.max_deliveries:
                 assert job.deliveries <= self.max_deliveries, f"job {uid} was due for the dead letters"
             known.deliveries, known.deaths = job.deliveries, self.deaths
-            if known.life == self.life and (stream or said.op == Op.CLAIM):
+            trusted = known.life == self.life and not known.deleted and known.seq not in self.loose
+            if trusted and (stream or said.op == Op.CLAIM):
                 self.active[uid] = Active(job.lease, job.deadline, stream)
         asked = self._asked(said)
         if said.op == Op.CLAIM and asked is not None and asked.default_lease and claimed.jobs:
@@ -514,7 +520,7 @@ class Machine:
                 continue
             known.acked = True
             self.active.pop(uid, None)
-            if known.life == self.life and self.exists and self.owner.alive:
+            if known.life == self.life and self.exists and self.owner.alive and seq not in self.loose:
                 assert not self.owner.engine.topics[QUEUE].is_live(seq), f"job {uid} is there after its ack"
 
     def _extended(self, said: Said) -> None:
@@ -565,7 +571,7 @@ class Machine:
         if self.exists:
             await self._look_at_counters()
         self._nobody_waits()
-        self._streams_are_served()
+        self._streams_are_served(orphans_are_free=ms > limits.ORPHAN_MS)
         self._leases_are_known()
         house.hold()
 
@@ -597,7 +603,7 @@ class Machine:
         assert ready + in_flight + hidden == topic.count
         self.ready, self.dead_lettered = ready, dead
 
-    def _streams_are_served(self) -> None:
+    def _streams_are_served(self, *, orphans_are_free: bool) -> None:
         """A stream has what it wants, or there is nothing to give, or its client does not read."""
         if not self.exists:
             assert self._open_workers() == [], "the topic is gone: so are its streams"
@@ -614,7 +620,7 @@ class Machine:
             )
         numbers = {worker.number for worker in self._open_workers()}
         assert set(queue.workers) == numbers, "streams that are not open are served"
-        if self.house.wall.wall_ms - self.began_ms > limits.ORPHAN_MS + 1_000:
+        if orphans_are_free:
             assert set(queue.leases.streams()) <= numbers, "streams that are not open hold jobs"
 
     def _leases_are_known(self) -> None:
@@ -640,7 +646,7 @@ class Machine:
             self._released(worker.number)
             worker.close()
             worker.gateway.calls.flush()
-        await self.be_quiet(2_000)
+        await self.be_quiet(limits.ORPHAN_MS + 100)
         house.release()
         self.make_again()
         house.move_clock(200_000)

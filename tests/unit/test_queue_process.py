@@ -758,3 +758,22 @@ def test_an_ack_that_is_refused_leaves_the_lease_as_it_was(tmp_path: Path) -> No
             assert house.live("q") == [2, 3, 4, 5, 6]
 
     play(tmp_path, script, disk=FaultyDisk())
+
+
+def test_a_removed_job_does_not_make_another_come_twice(tmp_path: Path) -> None:
+    """A coordinator that has just started knows free jobs, and not yet how far the log was read."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        house.add("q", range(1, 4), tag="kept")
+        house.add("q", [4], tag="removed")
+        house.add("q", range(5, 8), tag="kept")
+        await house.claim("q", "a", 4, 1_000)
+        await house.queue_dies_and_returns()
+        await house.pass_time(2_000)
+        house.shard.shard.delete("q", tag="removed")
+        jobs = await house.claim("q", "b", 4)
+        assert [(job.seq, job.deliveries) for job in jobs] == [(1, 2), (2, 2), (3, 2), (5, 1)]
+        assert await house.counts("q") == (2, 4, 0)
+
+    play(tmp_path, script)
