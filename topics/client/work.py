@@ -122,6 +122,7 @@ class Feed:
         self._notice = notice
         self._backoff = backoff or Backoff()
         self._told: str | None = None  # the trouble the reader knows of
+        self._ended = False  # the connection, by the server
 
     async def run(self, jobs: trio.MemorySendChannel[Job]) -> None:
         try:
@@ -156,6 +157,7 @@ class Feed:
 
     async def _follow(self, jobs: trio.MemorySendChannel[Job]) -> None:
         stream = await self._address.open_stream()
+        self._ended = False
         protocol = h11.Connection(h11.CLIENT)
         headers = [("Host", self._address.authority), ("User-Agent", "topics"), ("Accept", "text/event-stream")]
         request = h11.Request(method="GET", target=self._address.prefix + self._path, headers=headers)
@@ -174,9 +176,9 @@ class Feed:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionLost(f"the connection to {self._address} was lost") from None
         except h11.RemoteProtocolError as error:
-            if protocol.their_state is h11.IDLE:
-                raise NotTopics(f"{self._address} does not speak HTTP as we do: {error}") from None
-            raise ConnectionLost(f"the connection to {self._address} was lost") from None
+            if self._ended:
+                raise ConnectionLost(f"the connection to {self._address} was lost") from None
+            raise NotTopics(f"{self._address} does not speak HTTP as we do: {error}") from None
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -208,7 +210,9 @@ class Feed:
             if event is not h11.NEED_DATA:
                 return event
             with trio.move_on_after(LOST_AFTER_S) as silence:
-                protocol.receive_data(bytes(await stream.receive_some(_RECEIVE_BYTES)))
+                data = bytes(await stream.receive_some(_RECEIVE_BYTES))
+                self._ended = not data
+                protocol.receive_data(data)
             if silence.cancelled_caught:
                 raise ConnectionLost(f"{self._address} has said nothing for {LOST_AFTER_S:.0f} s")
 

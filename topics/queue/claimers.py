@@ -54,12 +54,13 @@ Member = Claimer | Worker
 class Taking:
     """A pass that waits for the shard."""
 
-    __slots__ = ("cohort", "evenly", "picked", "wanted")
+    __slots__ = ("after", "cohort", "evenly", "picked", "wanted")
 
-    def __init__(self, cohort: list[Member], wanted: list[int], picked: list[int], evenly: bool) -> None:
+    def __init__(self, cohort: list[Member], wanted: list[int], picked: list[int], *, after: int, evenly: bool) -> None:
         self.cohort = cohort
         self.wanted = wanted  # how many jobs by each
         self.picked = picked  # free jobs that were asked for
+        self.after = after  # where the fresh ones begin
         self.evenly = evenly
 
     def present(self) -> tuple[list[Member], list[int]]:

@@ -311,14 +311,14 @@ class Queue:
         if not limit:
             _refuse(cohort, throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first"))
             return
-        self._taking = Taking(cohort, wanted, picked, evenly)
+        self._taking = Taking(cohort, wanted, picked, after=self.leases.cursor, evenly=evenly)
         self.counts.passing = True
         head = messages.TakeJobs(
             topic=self.topic,
             topic_id=self.topic_id,
             wanted=picked,
             after=self.leases.cursor,
-            held=self.leases.held_beyond(self.leases.cursor) if limit > len(picked) else [],
+            held=self.leases.held_beyond(self.leases.cursor),
             limit=limit,
             max_bytes=min(limits.CLAIM_BYTES, sum(map(self._budget, cohort))),
         )
@@ -346,8 +346,9 @@ class Queue:
             self._claimers[:0] = [member for member in taking.cohort if isinstance(member, Claimer) and not member.gone]
             self._window_ms = self._now_ms() if self._claimers else 0
             return
-        leases.cursor = taken.at
-        self._fresh = not taken.end
+        self._fresh = not taken.end or leases.cursor < taking.after
+        if leases.cursor >= taking.after:  # else somebody's jobs have become fresh again meanwhile
+            leases.cursor = taken.at
         leases.advance(self._now_ms())
         usable = [at for at, seq in enumerate(taken.seqs) if leases.claimable(seq, fresh=at >= taken.wanted)]
         self._divide(taking, taken, body, usable)
