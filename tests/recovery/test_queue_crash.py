@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 from crash_queues import (
-    SLACK_MS,
     Auditor,
     Fleet,
     Stream,
@@ -29,6 +28,7 @@ from crash_queues import (
     say,
 )
 from crash_routers import World, name_on
+from crash_scene import HELD, Entry, Scene
 from crash_server import EXHAUSTIVE, SMALL, Answer, Client, NoAnswer, Server, eventually
 
 from topics.shm.counters import State
@@ -36,7 +36,6 @@ from topics.shm.counters import State
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 180)]
 
 Start = Callable[..., Server]
-Entry = dict[str, Any]
 
 
 # --- under load --------------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ def test_the_whole_tree_dies(serve: Start, seed: int, env: dict[str, str], round
     fleet.queue(name_on(1, "mixed"), leases_durable=True, durability="disk", streams=0)
     for at in range(rounds):
         fleet.wait_acked(fleet.rng.randint(50, 150))
-        fleet.kill("supervisor" if at % 2 else "tree")
+        fleet.kill("supervisor" if at % 2 else "tree", shards=fleet.rng.choice((1, 2, 2, 3)))
     fleet.wait_acked(50)
     fleet.finish()
     fleet.drain()
@@ -206,141 +205,9 @@ def test_dead_letters_while_processes_die(serve: Start, seed: int, leases_durabl
 
 # --- what leases are after an end --------------------------------------------------------------------
 
-HELD = 3_600_000
-
-
-class Scene:
-    """Jobs of one queue in every state there is, and what has to become of them: nothing.
-
-    1 2 3   held by a          7    delivered twice and too often: in the dead letter
-    4       given back by b    8    done by f
-    5       delayed by b       9    delayed by g, for a moment
-    6       extended by d      10   held by x
-    11      expired under c    12+  nobody's yet
-    """
-
-    def __init__(self, world: World, queue: str, *, leases_durable: bool) -> None:
-        self._world = world
-        self.queue = queue
-        self._dead = f"{queue}.dead"
-        self._leases: dict[int, Entry] = {}
-        make_queue(
-            world,
-            queue,
-            durability="fsync" if leases_durable else "disk",
-            leases_durable=leases_durable,
-            max_deliveries=2,
-            dead_letter=self._dead,
-        )
-        assert world.client.append(queue, *map(job, range(13))).ok
-        self._claim("a", [1, 2, 3])
-        self._claim("b", [4, 5])
-        self._claim("d", [6], lease_ms=400)
-        self._extend_until = self._say("extend", "d", [6], lease_ms=HELD)["deadlines"]["6"]
-        self._claim("e", [7])
-        self._say("nack", "e", [7])
-        self._claim("e", [7], deliveries=2)
-        self._say("nack", "e", [7])
-        self._claim("f", [8])  # and so the pass that takes 7 away
-        eventually(lambda: counters(world, queue)["dead_lettered"] == 1, what="a dead letter")
-        self._claim("g", [9])
-        self._claim("x", [10])
-        self._claim("c", [11], lease_ms=100)
-        eventually(lambda: counters(world, queue)["ready"] == 3, within_s=5, what="an expired lease")
-        self._say("nack", "b", [4])
-        self._say("nack", "b", [5], delay_ms=HELD)
-        self._delay_until = now_ms() + 1_500
-        self._say("nack", "g", [9], delay_ms=1_500)
-        # What the coordinator tells its shard stays in order: this is answered when all of the above is written.
-        self._say("ack", "f", [8])
-        self._before = counters(world, queue)
-        assert self._before == {"ready": 4, "in_flight": 5, "dead_lettered": 1, "count": 11}
-
-    def _claim(self, node: str, seqs: list[int], *, deliveries: int = 1, lease_ms: int = HELD) -> None:
-        answer = claim(self._world.client, self.queue, node, max=len(seqs), lease_ms=lease_ms)
-        assert answer.ok, answer
-        claimed = answer.body["claimed"]
-        assert [(entry["$seq"], entry["deliveries"]) for entry in claimed] == [(seq, deliveries) for seq in seqs]
-        self._leases |= {entry["$seq"]: entry for entry in claimed}
-
-    def _say(self, verb: str, node: str, seqs: list[int], **fields: Any) -> Entry:
-        fields.setdefault("lease_ids", [self._leases[seq]["lease_id"] for seq in seqs])
-        answer = say(self._world.client, verb, self.queue, node, seqs, **fields)
-        assert answer.ok, answer
-        assert answer.body["skipped"] == [], answer
-        return dict(answer.body)
-
-    def _skipped(self, verb: str, node: str, seqs: list[int], **fields: Any) -> None:
-        answer = say(self._world.client, verb, self.queue, node, seqs, **fields)
-        assert answer.ok, answer
-        assert answer.body["skipped"] == seqs, answer
-
-    def check(self) -> None:
-        world, queue = self._world, self.queue
-        seen = counters(world, queue)
-        if now_ms() >= self._delay_until and seen["ready"] == 5:
-            seen["ready"] = 4
-        assert seen == self._before
-        self._check_what_is_free()
-        # Those who hold something still do.
-        lease_ids = {seq: entry["lease_id"] for seq, entry in self._leases.items()}
-        self._say("ack", "a", [1])
-        self._skipped("ack", "a", [2], lease_ids=[lease_ids[1]])
-        self._skipped("ack", "x", [2])
-        answer = say(world.client, "ack", queue, "a", [2])
-        assert answer.body["acked"] == 1, answer
-        assert self._say("extend", "a", [3], lease_ms=2 * HELD)["deadlines"]["3"] > self._leases[3]["deadline"]
-        assert self._extend_until > now_ms()
-        self._say("ack", "d", [6])
-        self._say("ack", "x", [10])
-        # And those who don't, don't.
-        for node, seq in (("b", 4), ("b", 5), ("e", 7), ("f", 8), ("g", 9), ("c", 11), ("a", 1)):
-            self._skipped("ack", node, [seq])
-            self._skipped("nack", node, [seq])
-            self._skipped("extend", node, [seq], lease_ms=1_000)
-        self._say("nack", "a", [3])
-        self._claim("other", [3], deliveries=2)
-        self._say("ack", "other", [3, 4, 11, 12, 13])
-        eventually(self._comes_after_its_delay, within_s=10, what="the delayed job")
-        self._say("ack", "other", [9])
-        assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 1, "count": 1}
-        ((record,),) = [[each for each in world.read(self._dead) if "data" in each]]
-        assert record["data"] == job(6)
-        assert record["meta"]["$dead_letter_deliveries"] == 2
-        assert record["meta"]["$dead_letter_src_seq"] == 7
-
-    def _check_what_is_free(self) -> None:
-        before = dict(self._leases)
-        answer = claim(self._world.client, self.queue, "other", max=100, lease_ms=HELD)
-        assert answer.ok, answer
-        claimed = {entry["$seq"]: entry for entry in answer.body["claimed"]}
-        self._take_delayed(claimed)
-        assert {seq: entry["deliveries"] for seq, entry in claimed.items()} == {4: 2, 11: 2, 12: 1, 13: 1}
-        assert not {e["lease_id"] for e in claimed.values()} & {e["lease_id"] for e in before.values()}
-        self._leases |= claimed
-
-    def _take_delayed(self, claimed: dict[int, Entry]) -> bool:
-        """Whether the delayed job is among these; not before its time."""
-        if (entry := claimed.pop(9, None)) is None:
-            return False
-        assert now_ms() >= self._delay_until - SLACK_MS
-        assert entry["deliveries"] == 2
-        self._leases[9] = entry
-        self._delay_until = 0.0
-        return True
-
-    def _comes_after_its_delay(self) -> bool:
-        if not self._delay_until:
-            return True
-        answer = claim(self._world.client, self.queue, "other", max=100, lease_ms=HELD)
-        claimed = {entry["$seq"]: entry for entry in answer.body["claimed"]}
-        came = self._take_delayed(claimed)
-        assert claimed == {}
-        return came
-
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One folder for all ends, one after another."""
     folder = tmp_path_factory.mktemp("standing")
     servers: list[Server] = []
@@ -352,6 +219,17 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield World(start)
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def standing(lasting: World) -> World:
+    """Whole, and with two shards, whatever the test before has left."""
+    world = lasting
+    if world.server.popen.poll() is not None or world.server.shards != 2:
+        world.restart("kill", shards=2)
+    world.server.wait_ready()
+    world.client = world.new_client()
+    return world
 
 
 ENDS = [
@@ -373,10 +251,6 @@ def test_leases_are_as_they_were(standing: World, end: str) -> None:
     shards, for which the whole server stops or dies."""
     world = standing
     what, _, shards = end.partition(", then ")
-    if world.server.popen.poll() is not None or world.server.shards != 2:
-        world.restart("kill", shards=2)
-    world.server.wait_ready()
-    world.client = world.new_client()
     stem = end.replace("+", "-").replace(", ", "-").replace(" ", "-")
     scenes = [Scene(world, name_on(0, f"{stem}.{durable}"), leases_durable=durable) for durable in (True, False)]
     how = {"shards": int(shards)} if shards else {}
@@ -431,6 +305,155 @@ def test_the_coordinator_is_away(serve: Start) -> None:
     assert answers[-1].body["extended"] == 1
     assert world.server.restarts("queue") == 1
     assert world.server.restarts("shard-0") == world.server.restarts("gateway-0") == 0
+
+
+def kill_coordinator(world: World) -> None:
+    kill_processes(world, ["queue"])
+
+
+def held_in(world: World, queue: str, node: str, entries: list[Entry]) -> None:
+    """These are still the node's, and nobody else gets them."""
+    mine = [entry["$seq"] for entry in entries]
+    others = claim(world.client, queue, "thief", max=1_000, lease_ms=HELD).body["claimed"]
+    assert not {entry["$seq"] for entry in others} & set(mine)
+    answer = say(world.client, "ack", queue, node, mine, lease_ids=[entry["lease_id"] for entry in entries])
+    assert answer.body["skipped"] == [], answer
+
+
+@pytest.mark.parametrize("end", ["queue", "tree"])
+def test_a_queue_made_again_has_no_leases_of_the_one_before(standing: World, end: str) -> None:
+    world, queue = standing, f"again.{end}"
+    client = world.client
+    for _ in range(2):
+        make_queue(world, queue, max_deliveries=1, dead_letter=f"{queue}.dead", leases_durable=True)
+        assert client.append(queue, *map(job, range(5))).ok
+        assert claim(client, queue, "a", max=2).body["count"] == 2
+        assert say(client, "nack", queue, "a", [1]).body["nacked"] == 1
+        claimed = claim(client, queue, "a", max=1, lease_ms=HELD).body["claimed"]
+        assert [(entry["$seq"], entry["deliveries"]) for entry in claimed] == [(3, 1)]
+        eventually(lambda: counters(world, queue)["dead_lettered"] == 1, what="a dead letter")
+        assert client.call("DELETE", f"/v0/topics/{queue}").ok
+    make_queue(world, queue, leases_durable=True)
+    assert client.append(queue, *map(job, range(5))).ok
+    if end == "tree":
+        world.restart("kill")
+    else:
+        kill_coordinator(world)
+    assert counters(world, queue) == {"ready": 5, "in_flight": 0, "dead_lettered": 0, "count": 5}
+    entries = claim(world.client, queue, "b", max=10).body["claimed"]
+    assert [entry["deliveries"] for entry in entries] == [1] * 5
+    assert say(world.client, "ack", queue, "a", [2, 3]).body["acked"] == 0
+    held_in(world, queue, "b", entries)
+
+
+def test_leases_become_durable_and_stop_to_be(standing: World) -> None:
+    world, queue = standing, "changed"
+    entries: list[Entry] = []
+    for at, durable in enumerate((False, True, False, True)):
+        make_queue(world, queue, leases_durable=durable)
+        assert world.client.append(queue, *map(job, range(4))).ok
+        entries += claim(world.client, queue, "a", max=2, lease_ms=HELD).body["claimed"]
+        assert say(world.client, "ack", queue, "a", [entries.pop()["$seq"]]).body["acked"] == 1  # all is written
+        if at % 2:
+            world.restart("kill")
+        else:
+            kill_coordinator(world)
+    assert counters(world, queue) == {"ready": 8, "in_flight": 4, "dead_lettered": 0, "count": 12}
+    held_in(world, queue, "a", entries)
+
+
+def test_jobs_are_deleted_while_the_coordinator_is_away(standing: World) -> None:
+    world, queue = standing, name_on(0, "deleted")
+    make_queue(world, queue, leases_durable=True)
+    client = world.client
+    assert client.append(queue, *map(job, range(10))).ok
+    entries = claim(client, queue, "a", max=6, lease_ms=HELD).body["claimed"]
+    assert say(client, "nack", queue, "a", [6], delay_ms=HELD).body["nacked"] == 1
+    for process in ("queue", "queue+shard-0"):
+        before = world.server.restarts("queue")
+        world.server.signal_child("queue")
+        assert client.delete(queue, before_seq=3 if process == "queue" else 7).ok
+        eventually(lambda before=before: world.server.restarts("queue") > before, what="another coordinator")  # type: ignore[misc]
+        world.server.wait_ready()
+        if process == "queue":
+            assert counters(world, queue) == {"ready": 4, "in_flight": 3, "dead_lettered": 0, "count": 8}
+            assert say(client, "ack", queue, "a", [1, 2]).body["skipped"] == [1, 2]
+            assert say(client, "ack", queue, "a", [3], lease_ids=[entries[2]["lease_id"]]).body["acked"] == 1
+        else:
+            kill_processes(world, ["queue", "shard-0"])
+    assert counters(world, queue) == {"ready": 4, "in_flight": 0, "dead_lettered": 0, "count": 4}
+    assert [entry["$seq"] for entry in claim(client, queue, "b", max=10).body["claimed"]] == [7, 8, 9, 10]
+
+
+def test_jobs_that_die_with_their_shard(standing: World) -> None:
+    """Of an ephemeral queue only the coordinator's death leaves everything as it was."""
+    world, queue = standing, name_on(0, "ephemeral")
+    make_queue(world, queue, durability="ephemeral", lease_ms=HELD)
+    client = world.client
+    assert client.append(queue, *map(job, range(6))).ok
+    entries = claim(client, queue, "a", max=3).body["claimed"]
+    assert say(client, "ack", queue, "a", [entries.pop()["$seq"]]).body["acked"] == 1
+    kill_coordinator(world)
+    assert counters(world, queue) == {"ready": 3, "in_flight": 2, "dead_lettered": 0, "count": 5}
+    assert say(client, "ack", queue, "a", [1]).body["acked"] == 1
+    for victim in ("shard-0", "tree"):
+        if victim == "tree":
+            world.restart("kill")
+        else:
+            kill_processes(world, [victim])
+        client = world.client = world.new_client()
+        assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "count": 0}
+        assert say(client, "ack", queue, "a", [2]).body["acked"] == 0
+        assert claim(client, queue, "a", max=9).body["count"] == 0
+        seq = client.append(queue, job(7)).body["first_seq"]
+        assert seq > 6
+        (fresh,) = claim(client, queue, "b").body["claimed"]
+        assert (fresh["$seq"], fresh["deliveries"]) == (seq, 1)
+
+
+def test_a_coordinator_that_hangs_is_replaced(serve: Start) -> None:
+    """A pause costs nothing but time; one that does not end costs a restart."""
+    world = World(serve, env={"TOPICS_HEARTBEAT_MS": "600"})
+    make_queue(world, "q", leases_durable=True)
+    client = world.client
+    assert client.append("q", *map(job, range(6))).ok
+    entries = claim(client, "q", "a", max=3, lease_ms=HELD).body["claimed"]
+    pid = world.server.signal_child("queue", signal.SIGSTOP)
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGCONT)
+    assert say(client, "ack", "q", "a", [entries.pop()["$seq"]]).body["acked"] == 1
+    assert world.server.restarts("queue") == 0
+    world.server.signal_child("queue", signal.SIGSTOP)
+    assert client.append("q", job(6)).ok
+    eventually(lambda: world.server.restarts("queue") == 1, within_s=15, what="another coordinator")
+    world.server.wait_ready()
+    assert counters(world, "q") == {"ready": 4, "in_flight": 2, "dead_lettered": 0, "count": 6}
+    held_in(world, "q", "a", entries)
+
+
+def test_many_leases_are_there_again_soon(standing: World) -> None:
+    world = standing
+    client = world.client
+    large, queues = "many.leases", [f"many.{at}" for at in range(60)]
+    for queue in (large, *queues):
+        make_queue(world, queue)
+    count = 100_000 if EXHAUSTIVE else 20_000
+    for at in range(0, count, 1_000):
+        assert client.append(large, *map(job, range(1_000))).ok
+        assert claim(client, large, f"node-{at % 5}", max=1_000, lease_ms=HELD).body["count"] == 1_000
+    for queue in queues:
+        assert client.append(queue, *map(job, range(4))).ok
+        assert claim(client, queue, "a", max=3, lease_ms=HELD).body["count"] == 3
+        assert say(client, "ack", queue, "a", [1]).body["acked"] == 1
+    assert say(client, "ack", large, "node-0", [1]).body["acked"] == 1
+    world.server.signal_child("queue")
+    killed = time.monotonic()
+    answer = world.insist(lambda c: say(c, "ack", large, "node-0", [2]), within_s=15)
+    assert answer.body["acked"] == 1
+    assert time.monotonic() - killed < 5 + count / 20_000
+    assert counters(world, large) == {"ready": 0, "in_flight": count - 2, "dead_lettered": 0, "count": count - 2}
+    for queue in queues:
+        assert counters(world, queue) == {"ready": 1, "in_flight": 2, "dead_lettered": 0, "count": 3}
 
 
 # --- requests on their way ---------------------------------------------------------------------------
@@ -512,6 +535,52 @@ def check_after_the_death(world: World, queue: str, told: dict[tuple[str, str], 
     if 2 not in got:
         assert say(client, "ack", queue, "a", [2]).body["skipped"] == []
     assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "count": 0}
+
+
+def test_the_coordinator_dies_while_a_shard_stands_still(serve: Start) -> None:
+    """What it has told the shard may be done yet, when there is another one already; the two have to agree."""
+    world = World(serve, shards=1)
+    client = world.client
+    make_queue(world, "q", leases_durable=True, durability="fsync")
+    assert client.append("q", *map(job, range(10))).ok
+    entries = claim(client, "q", "a", max=6, lease_ms=HELD).body["claimed"]
+    pid = world.server.signal_child("shard-0", signal.SIGSTOP)
+    waiting = [
+        in_background(world, lambda c: say(c, "ack", "q", "a", [1, 2])),
+        in_background(world, lambda c: say(c, "nack", "q", "a", [3])),
+        in_background(world, lambda c: claim(c, "q", "b", max=2, lease_ms=500)),
+    ]
+    time.sleep(0.3)
+    before = world.server.restarts("queue")
+    world.server.signal_child("queue")
+    eventually(lambda: world.server.restarts("queue") > before, what="another coordinator")
+    os.kill(pid, signal.SIGCONT)
+    for thread, answers in waiting:
+        thread.join(15)
+        assert [answer.status for answer in answers] == [503], answers
+    world.server.wait_ready()
+    again = world.insist(lambda c: say(c, "ack", "q", "a", [1, 2])).body
+    assert again["skipped"] in ([], [1, 2])
+    left = len(numbers_in(world, "q"))
+    assert left == (8 if again["acked"] or left == 8 else 10)
+
+    def agree() -> bool:
+        shown = counters(world, "q")
+        return shown["count"] == left == shown["ready"] + shown["in_flight"]
+
+    eventually(agree, within_s=5, what=f"counters that fit {left} jobs: {counters(world, 'q')}")
+    taken: list[int] = []
+
+    def all_claimed() -> bool:
+        taken.extend(entry["$seq"] for entry in claim(client, "q", "c", max=100, lease_ms=HELD).body["claimed"])
+        return {7, 8, 9, 10} <= set(taken)
+
+    eventually(all_claimed, within_s=5, what="what b has never got")
+    assert not set(taken) & {4, 5, 6}
+    assert len(taken) == len(set(taken))
+    rest = [entry for entry in entries if entry["$seq"] in (4, 5, 6)]
+    held_in(world, "q", "a", rest)
+    assert world.server.restarts("shard-0") == 0
 
 
 # Where the shard dies that has to write leases down.
@@ -622,6 +691,49 @@ def test_streams_and_the_processes_behind_them(serve: Start, leases_durable: boo
 
 def sort(entries: list[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: int(entry["$seq"]))
+
+
+def opened(world: World, queue: str, node: str, **query: Any) -> Stream:
+    """A stream, as soon as the gateway that gets the connection is ready too."""
+    stream: list[Stream] = []
+
+    def opens() -> bool:
+        with contextlib.suppress(NoAnswer):
+            stream.append(Stream(world.server, queue, node, **query))
+        return bool(stream)
+
+    eventually(opens, within_s=10, what="a stream")
+    return stream[0]
+
+
+def test_streams_of_the_other_gateway_are_not_touched(serve: Start) -> None:
+    world = World(serve, env={"TOPICS_GATEWAYS": "2"})
+    make_queue(world, "q", lease_ms=HELD)
+    assert world.client.append("q", *map(job, range(24))).ok
+    streams = {f"n{at}": opened(world, "q", f"n{at}", max=2) for at in range(12)}
+    pushed = {node: stream.wait_jobs(2) for node, stream in streams.items()}
+    killed = time.monotonic()
+    kill_processes(world, ["gateway-1"])
+    client = world.client = world.new_client()
+    world.insist(lambda c: claim(c, "q", "nobody", max=1, lease_ms=100))
+    ended = {node for node, stream in streams.items() if stream.has_ended()}
+    assert 0 < len(ended) < 12, "all streams were of one gateway: no test"
+    freed = {entry["$seq"] for node in ended for entry in pushed[node]}
+    taken: set[int] = set()
+
+    def all_freed() -> bool:
+        taken.update(entry["$seq"] for entry in claim(client, "q", "thief", max=100).body["claimed"])
+        return len(taken) >= len(freed)
+
+    eventually(all_freed, within_s=5, what="the leases of streams that ended")
+    assert taken == freed
+    assert time.monotonic() - killed < 10
+    for node in streams.keys() - ended:
+        assert streams[node].jobs() == []
+        mine = [entry["$seq"] for entry in pushed[node]]
+        assert say(client, "ack", "q", node, mine).body["skipped"] == [], node
+    for stream in streams.values():
+        stream.close()
 
 
 # --- a long life -------------------------------------------------------------------------------------

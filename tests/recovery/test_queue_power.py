@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from crash_queues import (
     say,
 )
 from crash_routers import World, name_on
+from crash_scene import Scene
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
 
 from topics.storage.format import FILE_HEADER_BYTES
@@ -103,8 +105,9 @@ class Machine:
         self.kept = self.gone = 0  # pages that were not synced
 
     def cut(self) -> None:
-        """kill -9 of everything, and only what was synced is sure to be there."""
-        self.world.server.kill()
+        """kill -9 of everything that still runs, and only what was synced is sure to be there."""
+        if self.world.server.popen.poll() is None:
+            self.world.server.kill()
         for path in sorted(self._data.rglob("*")):
             if not path.is_file() or path.name == "LOCK":
                 continue
@@ -144,6 +147,10 @@ def cut_under_load(machine: Machine, fleet: Fleet) -> None:
     for ledger in fleet.ledgers:
         ledger.stream_cuts.append(start)
         ledger.upsets.append(upset)
+    if fleet.rng.random() < 0.5:  # a process that died before, and came back on files that are not synced
+        victim = fleet.rng.choice(("shard-0", "shard-1", "queue"))
+        machine.world.server.signal_child(victim)
+        time.sleep(fleet.rng.uniform(0, 1.5))
     machine.cut()
     machine.restart()
     for ledger in fleet.ledgers:
@@ -190,6 +197,28 @@ def test_synced_acks_and_leases_that_are_not(serve: Start, tmp_path: Path, seed:
     fleet.finish()
     fleet.drain()
     assert machine.gone + machine.kept, "everything was synced: no test"
+
+
+def test_after_a_clean_stop_nothing_is_lost(serve: Start, tmp_path: Path, seed: int) -> None:
+    """Of leases that are not durable and of queues that are not synced neither."""
+    machine = Machine(serve, tmp_path, rng=random.Random(seed), env={"TOPICS_DISK_SYNC_MS": "60000", **SMALL_WAL})
+    world = machine.world
+    scenes = [Scene(world, name_on(shard, "q"), leases_durable=bool(shard)) for shard in (0, 1)]
+    assert world.server.stop() == 0
+    machine.cut()
+    machine.restart()
+    for scene in scenes:
+        scene.check()
+
+
+def test_durable_leases_and_all_that_goes_with_them(serve: Start, tmp_path: Path, seed: int) -> None:
+    machine = Machine(serve, tmp_path, rng=random.Random(seed), env={"TOPICS_DISK_SYNC_MS": "60000", **SMALL_WAL})
+    world = machine.world
+    scenes = [Scene(world, name_on(shard, "q"), leases_durable=True) for shard in (0, 1)]
+    machine.cut()
+    machine.restart()
+    for scene in scenes:
+        scene.check()
 
 
 def test_dead_letters(serve: Start, tmp_path: Path, seed: int) -> None:
