@@ -18,6 +18,7 @@ from .queues import (
     CLASSES,
     ENDPOINTS,
     SHORTEST_MS,
+    Counters,
     Queue,
     check,
     data_of,
@@ -358,8 +359,9 @@ def test_under_its_workers(queue: Queue) -> None:
             state = watcher.api.state(watcher.name)
             assert state.status in (200, 404), state
             if state.status == 200:
-                assert state["queue"]["ready"] + state["queue"]["in_flight"] == state["count"]
-                assert state["queue"]["dead_lettered"] == 0
+                ready, in_flight, moved = Counters(**state["queue"])
+                assert 0 <= ready + in_flight - state["count"] <= 10, "more than were produced meanwhile"
+                assert moved == 0
 
     queue.produce(*[0] * 10)
     with workers(queue, 4) as (owner, one, other, watcher):
