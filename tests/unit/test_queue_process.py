@@ -19,6 +19,7 @@ from topics.shm.counters import Word
 from topics.storage.config import TopicConfig
 
 Script = Callable[[House], Awaitable[None]]
+LOGGED_MS = 100  # events that nobody waits for are in the log by then
 
 
 def play(tmp_path: Path, script: Script, **settings: Any) -> None:
@@ -62,7 +63,7 @@ def test_who_waits_for_nothing_asks_for_nothing(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         house.make("q", 1)
         worker = house.gateway.work("q", "w", 5, 60_000)
-        await house.settle()
+        await house.pass_time(LOGGED_MS)
         assert worker.seqs == [1]
         asked = house.shard.engine.requests
         await is_idle(house)
@@ -627,7 +628,7 @@ def test_streams_come_back_to_their_leases(tmp_path: Path, gone: bool) -> None:
     async def script(house: House) -> None:
         house.make("q", 10)
         worker = house.gateway.work("q", "w", 3, 600_000)
-        await house.settle()
+        await house.pass_time(LOGGED_MS)
         await house.queue_dies()
         if gone:
             worker.close()
@@ -769,6 +770,7 @@ def test_a_removed_job_does_not_make_another_come_twice(tmp_path: Path) -> None:
         house.add("q", [4], tag="removed")
         house.add("q", range(5, 8), tag="kept")
         await house.claim("q", "a", 4, 1_000)
+        await house.pass_time(LOGGED_MS)
         await house.queue_dies_and_returns()
         await house.pass_time(2_000)
         house.shard.shard.delete("q", tag="removed")
