@@ -779,3 +779,22 @@ def test_a_removed_job_does_not_make_another_come_twice(tmp_path: Path) -> None:
         assert await house.counts("q") == (2, 4, 0)
 
     play(tmp_path, script)
+
+
+@pytest.mark.parametrize("way", ["delete", "evict"])
+def test_a_job_that_went_while_the_coordinator_was_away_makes_room(tmp_path: Path, way: str) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 3, cap_records=3 if way == "evict" else 0)
+        worker = house.gateway.work("q", "w", 1, 600_000)
+        await house.pass_time(LOGGED_MS)
+        assert worker.seqs == [1]
+        await house.queue_dies()
+        if way == "delete":
+            house.shard.shard.delete("q", before_seq=2)
+        else:
+            house.add("q", [4])
+        house.queue_begins()
+        await house.settle()
+        assert worker.seqs == [1, 2]
+
+    play(tmp_path, script)
