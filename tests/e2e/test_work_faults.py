@@ -652,7 +652,7 @@ def test_the_next_life_of_the_server(start_server: Start, tmp_path: Path, how: s
     """A stop ends streams with a word; either way what they held is claimable when the server is back."""
     server = start_server(TOPICS_WAL_SHARDS=SHARDS)
     with server.client() as client, Working(server, "http1") as one, Working(server, "http2") as two:
-        queue = make_queue(client, lease_ms=HOUR_MS)
+        queue = make_queue(client, lease_ms=HOUR_MS, leases_durable=how == "killed")
         name = queue.name
         queue.produce(*range(10))
         streams = [one.open(queue, max=3), two.open(queue, max=3)]
