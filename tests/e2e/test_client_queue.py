@@ -364,7 +364,7 @@ def test_a_queue_that_is_made_again_as_a_log(start_server: Start) -> None:
 def drain(
     server: Server, queue: Queue, total: int, *, at: dict[int, Callable[[], object]]
 ) -> tuple[Counter[Any], list[str]]:
-    """Work until every job is done; something happens after some of them. How often each was done, and what was said."""
+    """Work until every job is done; something happens after some of them. How often each was done, and the notices."""
     notices: list[str] = []
     done: Counter[Any] = Counter()
 

@@ -122,7 +122,8 @@ class Feed:
         self._notice = notice
         self._backoff = backoff or Backoff()
         self._told: str | None = None  # the trouble the reader knows of
-        self._ended = False  # the connection, by the server
+        self._first = True  # nothing has come over this connection yet
+        self._ended = False  # by the server
 
     async def run(self, jobs: trio.MemorySendChannel[Job]) -> None:
         try:
@@ -157,7 +158,7 @@ class Feed:
 
     async def _follow(self, jobs: trio.MemorySendChannel[Job]) -> None:
         stream = await self._address.open_stream()
-        self._ended = False
+        self._first, self._ended = True, False
         protocol = h11.Connection(h11.CLIENT)
         headers = [("Host", self._address.authority), ("User-Agent", "topics"), ("Accept", "text/event-stream")]
         request = h11.Request(method="GET", target=self._address.prefix + self._path, headers=headers)
@@ -212,6 +213,9 @@ class Feed:
             with trio.move_on_after(LOST_AFTER_S) as silence:
                 data = bytes(await stream.receive_some(_RECEIVE_BYTES))
                 self._ended = not data
+                if self._first and data and not data.startswith(b"HTTP/"[: len(data)]):
+                    raise NotTopics(f"{self._address} does not speak HTTP: is this its address?")
+                self._first = False
                 protocol.receive_data(data)
             if silence.cancelled_caught:
                 raise ConnectionLost(f"{self._address} has said nothing for {LOST_AFTER_S:.0f} s")
