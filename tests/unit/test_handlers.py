@@ -125,15 +125,48 @@ def test_a_put_echoes_the_whole_config(handlers: Handlers, created: bool, status
 
 
 def test_a_get_shows_the_state(handlers: Handlers) -> None:
-    call = call_of(handlers.get_topic(request()))
-    assert call.head == messages.GetTopic("t", True)
-    assert call_of(handlers.get_topic(request(touch="false"))).head == messages.GetTopic("t", False)
+    gather = handlers.get_topic(request())
+    assert isinstance(gather, Gather)
+    assert [call.head for call in gather.calls] == [messages.GetTopic("t", True)]
+    quiet = handlers.get_topic(request(touch="false"))
+    assert isinstance(quiet, Gather)
+    assert [call.head for call in quiet.calls] == [messages.GetTopic("t", False)]
     report = messages.TopicReport(9, 4, 5, 500, TopicConfig(), 250, 100, None)
-    shown = content(call.render(report, b""))
+    shown = content(gather.render([report]))
+    assert "queue" not in shown
     assert shown["next_seq"] == 10
     assert (shown["head_seq"], shown["earliest_seq"], shown["count"], shown["bytes"]) == (9, 4, 5, 500)
     assert (shown["type"], shown["effective_priority"]) == ("log", 250)
     assert (shown["last_write_ts"], shown["last_read_ts"]) == (100, None)
+
+
+def test_a_get_of_a_queue_asks_the_coordinator_too(handlers: Handlers) -> None:
+    gather = handlers.get_topic(request())
+    assert isinstance(gather, Gather)
+    report = messages.TopicReport(9, 4, 5, 500, TopicConfig(type="queue"), 250, 100, None, 77, 3, 1)
+    counting = gather.render([report])
+    assert isinstance(counting, Gather)
+    call = counting.calls[0]
+    assert (call.shard, call.op) == (4, Op.COUNT_QUEUES)
+    assert call.head == messages.CountQueues([messages.QueueRow("t", 77, 5, 3, 1)])
+    shown = content(counting.render([messages.QueuesCounted([messages.QueueCounts(3, 2, 1)])]))
+    assert shown["queue"] == {"ready": 3, "in_flight": 2, "dead_lettered": 1}
+
+
+def test_counters_that_are_not_to_be_had_are_asked_for_again_and_then_refused(handlers: Handlers) -> None:
+    report = messages.TopicReport(9, 4, 5, 500, TopicConfig(type="queue"), 250, 100, None, 77)
+    outcome = handlers.get_topic(request())
+    for _ in range(2):
+        assert isinstance(outcome, Gather)
+        counting = outcome.render([report])
+        assert isinstance(counting, Gather)
+        outcome = counting.render([messages.QueuesCounted([None])])
+    assert isinstance(outcome, Gather)
+    counting = outcome.render([report])
+    assert isinstance(counting, Gather)
+    with pytest.raises(ApiError) as refused:
+        counting.render([messages.QueuesCounted([None])])
+    assert refused.value.code == "shard_unavailable"
 
 
 def row(name: str) -> messages.TopicRow:
