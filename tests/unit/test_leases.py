@@ -1029,6 +1029,26 @@ def test_many_extends_lose_nobodys_time() -> None:
     assert states(leases)[5] == EXPIRED
 
 
+def test_many_ends_lose_no_free_job() -> None:
+    """The places of jobs that ended while free are forgotten now and then; nobody else's is."""
+    leases = Leases()
+    leases.claim([9, 7, 5, 3, 1], node=NODE, deadline_ms=10)
+    leases.claim([8, 2, 6], node=NODE, deadline_ms=FAR)
+    leases.nack(NODE, [8, 2])
+    leases.advance(11)
+    assert leases.pick(1) == ([1], [])
+    leases.extend(NODE, [7], deadline_ms=100)
+    for at in range(5_000):
+        remove_while_free(leases, at)
+    assert leases.free
+    leases.put_back([1])
+    assert leases.pick(4) == ([1, 2, 3, 5], [])
+    leases.advance(101)
+    assert leases.pick(9) == ([7, 8, 9], [])
+    assert states(leases)[6] == LEASED
+    check_books(leases, picked=[1, 2, 3, 5, 7, 8, 9])
+
+
 # --- anything in any order -----------------------------------------------------------------------------
 
 
