@@ -403,11 +403,12 @@ def test_a_line_has_its_peers_beside_it_and_leaves_nothing(
         command=STAND_IN,
     )
     found = measurement.run(small(name))
-    assert found.ours.value > 0
+    least = 0 if name == "queue-evenness" else 1e-9  # workers may be exactly even
+    assert found.ours.value >= least
     assert len(found.ours.slices) == 2
     assert (found.theirs is not None) == with_redis
     assert [each.what for each in found.ours.beside] == ["beanstalkd"] * with_beanstalkd
-    assert all(each.value > 0 for each in found.ours.beside)
+    assert all(each.value >= least for each in found.ours.beside)
     assert (found.ours.p99_ms is not None) == (name == "queue-latency")
     assert (found.met is None) == (name in ("queue-8", "queue-push"))
     assert list(tmp_path.iterdir()) == []
