@@ -102,13 +102,23 @@ def test_serve_refuses_with_a_reason(args: list[str], environ: dict[str, str], w
 def test_process_table_links_who_talks_to_whom() -> None:
     settings = Settings(gateways=2, wal_shards=3)
     specs = process_table(settings)
-    assert [spec.name for spec in specs] == ["gateway-0", "gateway-1", "router", "shard-0", "shard-1", "shard-2"]
+    assert [spec.name for spec in specs] == [
+        "gateway-0",
+        "gateway-1",
+        "router",
+        "queue",
+        "shard-0",
+        "shard-1",
+        "shard-2",
+    ]
     assert all(spec.listener and not spec.stores for spec in specs[:2])
-    assert all(spec.stores and not spec.listener for spec in specs[3:])
+    assert all(spec.stores and not spec.listener for spec in specs[4:])
     orders = [spec.stop_order for spec in specs]
-    assert max(orders[:2]) < orders[2] < min(orders[3:])
+    assert max(orders[:2]) < min(orders[2:4])
+    assert max(orders[2:4]) < min(orders[4:])
     links = set(link_table(settings))
-    assert len(links) == 2 * 4 + 3  # every gateway with every shard and the router, the router with every shard
+    # every gateway with every shard, the router and the coordinator; these two with every shard
+    assert len(links) == 2 * 5 + 2 * 3
 
 
 def test_uptimes() -> None:

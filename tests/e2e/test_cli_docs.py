@@ -38,7 +38,10 @@ def test_the_commands(start_server: Callable[..., Server], tmp_path: Path) -> No
             text=True,
             cwd=tmp_path,
             env=clean_environment(
-                TOPICS_URL=server.url, COLUMNS="120", PATH=f"{TOPICS.parent}:{clean_environment()['PATH']}"
+                TOPICS_URL=server.url,
+                COLUMNS="120",
+                PATH=f"{TOPICS.parent}:{clean_environment()['PATH']}",
+                XDG_STATE_HOME=tmp_path / "state",
             ),
             timeout=60,
         )
@@ -46,10 +49,11 @@ def test_the_commands(start_server: Callable[..., Server], tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_the_python_program(server: Server) -> None:
-    program = block_after(DOCUMENT, "## From Python", "python").replace("http://127.0.0.1:4000", server.url)
+@pytest.mark.parametrize("heading", ["## From Python", "### Jobs"])
+def test_the_python_programs(server: Server, heading: str) -> None:
+    program = block_after(DOCUMENT, f"\n{heading}\n", "python").replace("http://127.0.0.1:4000", server.url)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == block_after(DOCUMENT, "## From Python", "text"), done.stderr
+    assert done.stdout == block_after(DOCUMENT, f"\n{heading}\n", "text"), done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -57,6 +61,8 @@ def test_every_option_is_in_the_document(verb: str) -> None:
     section = DOCUMENT.partition(f"\n## topics {verb}\n")[2].partition("\n## ")[0]
     assert section
     command: click.Command = getattr(import_module(f"topics.cli.{verb}"), verb)
-    options = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    params = [param for each in commands for param in each.params if isinstance(param, click.Option)]
+    options = {name for param in params for name in param.opts if name.startswith("--")}
     documented = set(re.findall(r"--[a-z-]+", "".join(re.findall(r"^\| (`--.+?) \|", section, re.M))))
     assert documented == options

@@ -40,6 +40,7 @@ class Asks:
         self._linked = [trio.Event() for _ in range(shards)]
         self._waiting: list[dict[int, Waiting]] = [{} for _ in range(shards)]
         self._called: list[dict[int, Then]] = [{} for _ in range(shards)]
+        self._loud = [False] * shards  # something was sent that the shard has to be woken for
         self._next = 1
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None
 
@@ -105,13 +106,20 @@ class Asks:
         correlation = self._next
         self._next += 1
         self._called[shard][correlation] = then
+        self._loud[shard] = True
         link.writer.send_always(messages.pack(op, correlation, head, body))
         return correlation
 
-    def tell(self, shard: int, op: Op, head: Any, body: bytes = b"") -> None:
-        """Something that has no answer; lost if the shard is away."""
+    def tell(self, shard: int, op: Op, head: Any, body: bytes = b"", *, quietly: bool = False) -> None:
+        """Something that has no answer; lost if the shard is away. Quietly: it is there when the shard next looks, but
+        no reason to wake it."""
         if (link := self._links[shard]) is not None:
+            self._loud[shard] = self._loud[shard] or not quietly
             link.writer.send_always(messages.pack(op, 0, head, body))
+
+    def wake(self, shard: int) -> None:
+        if (link := self._links[shard]) is not None:
+            link.bell.ring()
 
     def unfollow(self, shard: int, correlation: int) -> None:
         if (link := self._links[shard]) is not None:
@@ -139,12 +147,19 @@ class Asks:
                     entry.done.set()
                 else:
                     self.on_unasked(shard, message)
-            link.flush()
+            self._flush(shard, link)
 
     def flush(self) -> None:
-        for link in self._links:
+        for shard, link in enumerate(self._links):
             if link is not None:
-                link.flush()
+                self._flush(shard, link)
+
+    def _flush(self, shard: int, link: Link) -> None:
+        if self._loud[shard]:
+            self._loud[shard] = False
+            link.flush()
+        else:
+            link.writer.flush()
 
 
 def _tell(then: Then, message: bytes) -> None:

@@ -481,7 +481,7 @@ def _run_redrive(
                 nursery.start_soon(_heed_signals, job, nursery.cancel_scope)
                 nursery.start_soon(stack.enter_context(Progress(tally, total)).run)
                 await job.run()
-                left = (await client.state(topic)).count
+                left = (await client.state(topic, patience_s=FINISH_WITHIN_S)).count
                 nursery.cancel_scope.cancel()
             return reach.EXIT_INTERRUPTED if job.stop else 0
 

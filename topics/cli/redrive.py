@@ -246,7 +246,7 @@ class QueueShelf:
         while True:
             with trio.move_on_after(_QUIET_S):
                 return await anext(self._work)
-            counts = (await self._client.state(self._topic)).queue
+            counts = (await self._client.state(self._topic, patience_s=PATIENCE_S)).queue
             waited_s = trio.current_time() - started
             if counts is None or (not counts.ready and (not counts.in_flight or waited_s > _SILENT_S)):
                 return None
@@ -311,7 +311,7 @@ class Redrive:
         self._written: set[str] = set()  # by this run; kept only until it is removed
 
     async def run(self) -> None:
-        state = await self._client.state(self._topic)
+        state = await self._client.state(self._topic, patience_s=PATIENCE_S)
         await self._forget_removed()
         await self._decide_doubts()
         async with open_shelf(self._client, state, self._glob) as shelf:
@@ -396,7 +396,7 @@ class Redrive:
 
     async def _target(self, name: str) -> Target:
         if name not in self._targets:
-            self._targets[name] = target_of(await self._client.state(name))
+            self._targets[name] = target_of(await self._client.state(name, patience_s=PATIENCE_S))
         return self._targets[name]
 
     # --- what an earlier redrive has left ---

@@ -172,14 +172,14 @@ class Client:
         answer = await self._certainly(f"{_path(topic)}/delete", msgspec.json.encode(body), patience_s=patience_s)
         return self._decoded(answer, _Deleted).deleted
 
-    async def _certainly(self, path: str, body: bytes, *, patience_s: float) -> bytes:
+    async def _certainly(self, path: str, body: bytes, *, patience_s: float, method: str = "POST") -> bytes:
         """For what may happen twice: the last failure says it all."""
         try:
-            return await self._until_done(path, body, patience_s=patience_s)
+            return await self._until_done(path, body, patience_s=patience_s, method=method)
         except _Uncertain as uncertain:
             raise uncertain.failure from None
 
-    async def _until_done(self, path: str, body: bytes, *, patience_s: float) -> bytes:
+    async def _until_done(self, path: str, body: bytes, *, patience_s: float, method: str = "POST") -> bytes:
         backoff = Backoff()
         give_up_at = trio.current_time() + patience_s
         uncertain = False
@@ -187,7 +187,7 @@ class Client:
         while True:
             known = self._http.ever_connected
             try:
-                return await self._http.ask("POST", path, body, repeat_within_s=patience_s)
+                return await self._http.ask(method, path, body, repeat_within_s=patience_s)
             except (ApiError, ClientError) as failure:
                 if isinstance(failure, Unreachable) and not known:
                     raise  # the address may simply be wrong
@@ -205,9 +205,12 @@ class Client:
 
     # --- reading ---
 
-    async def state(self, topic: str) -> TopicState:
-        """Not counted as a read of the topic."""
-        return self._decoded(await self._http.ask("GET", f"{_path(topic)}?touch=false"), TopicState)
+    async def state(self, topic: str, *, patience_s: float = 0.0) -> TopicState:
+        """Not counted as a read of the topic. What passes by itself is tried again only if there is patience."""
+        path = f"{_path(topic)}?touch=false"
+        if not patience_s:
+            return self._decoded(await self._http.ask("GET", path), TopicState)
+        return self._decoded(await self._certainly(path, b"", patience_s=patience_s, method="GET"), TopicState)
 
     async def topics(self) -> AsyncIterator[TopicRow]:
         """All topics, in the order of their names."""

@@ -78,6 +78,16 @@ class Counts:
         # What ends or moves is left out: whoever does that will be told.
         self._check(self._leases.seqs(but=(State.ENDING, State.MOVING)), checked)
 
+    def find_gone(self, seqs: list[int], then: Callable[[list[int]], None]) -> None:
+        """Which of these are not there any more."""
+
+        def checked(answer: messages.JobsChecked, _: bytes | memoryview, error: Exception | None) -> None:
+            if error is None:
+                then(answer.gone)
+
+        if seqs:
+            self._check(seqs, checked)
+
     def _check(
         self, seqs: list[int], then: Callable[[messages.JobsChecked, bytes | memoryview, Exception | None], None]
     ) -> None:

@@ -36,7 +36,7 @@ class Journal:
         self._events: list[LeaseEvent] = []
         self._waiting: list[tuple[Answer, Failed]] = []  # for these events to be synced
         self._named = 0  # jobs in events since the last checkpoint
-        self.due_ms = 0  # when what is recorded has to go out; 0: there is nothing, or it is not known yet
+        self.due_ms = 0  # when the shard is woken for what lies in its ring; 0: there is nothing
 
     @property
     def has_news(self) -> bool:
@@ -81,13 +81,16 @@ class Journal:
 
     # --- sending ---
 
-    def flush_due(self, now_ms: int) -> None:
-        """At the end of a round. What nobody waits for goes along with the next question to the shard, if that comes
-        soon: a message by itself would wake it."""
-        if self._events and not self._waiting and (not self.due_ms or now_ms < self.due_ms):
+    def step(self, now_ms: int) -> None:
+        """At the end of a round everything is in the ring. For what nobody waits for the shard is not woken at once:
+        the next question will do that, and if none comes soon, a timer. Should this process die, the shard empties
+        the ring."""
+        if self.due_ms and now_ms >= self.due_ms:
+            self.due_ms = 0
+            self._asks.wake(self._shard)
+        if self._events:
             self.due_ms = self.due_ms or now_ms + _COMPANY_MS
-        else:
-            self.flush()
+        self.flush()
 
     def flush_awaited(self) -> None:
         """Before events that belong to a delete are recorded: a delete counts also if those can't be written."""
@@ -109,7 +112,7 @@ class Journal:
 
             self._asks.call(self._shard, Op.LOG_LEASES, head, synced, body)
         elif events:
-            self._asks.tell(self._shard, Op.LOG_LEASES, head, body)
+            self._asks.tell(self._shard, Op.LOG_LEASES, head, body, quietly=True)
 
     def with_delete(self, seqs: list[int]) -> tuple[messages.CompleteJobs, bytes]:
         """What is to be said goes along with a delete."""
@@ -118,7 +121,6 @@ class Journal:
 
     def _pack(self) -> tuple[int, int, bytes]:
         events, self._events = self._events, []
-        self.due_ms = 0
         if not events:
             return 0, 0, b""
         encoded = [encode_event(event) for event in events]

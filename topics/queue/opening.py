@@ -52,6 +52,7 @@ class Opener:
             if piece.to_seq <= at:
                 break
             at = piece.to_seq
+        queue.loaded(opened.removals)
         if self._lives[queue.shard] != life:
             raise Unavailable  # what was said is true, but the one who said it will not tell of changes
 

@@ -75,6 +75,7 @@ class Queue:
         self._fresh = True  # whether the log may hold jobs behind the cursor
         self._turn = 0
         self._unsure: set[int] = set()  # jobs moved away, perhaps: the shard died before it said so
+        self._leaving = 0  # jobs whose delete is on its way because they are with the dead letters
         self._acks: list[tuple[Caller, list[Lease], list[int]]] = []
 
     # --- knowing the topic ---
@@ -88,7 +89,17 @@ class Queue:
         self.following = 0
         self.configured(opened.config)
         if again and (len(self.leases) or self.journal.has_news):
+            self.counts.find_gone(list(self._unsure), self._sure)
             self.counts.compare(opened.removals, self.checkpoint, lambda error: None)
+
+    def _sure(self, gone: list[int]) -> None:
+        self.gone(gone)
+        self._unsure.clear()
+
+    def loaded(self, removals: int) -> None:
+        """The table is known; jobs may have gone while nobody looked after it."""
+        if len(self.leases):
+            self.counts.compare(removals, lambda: None, lambda error: None)
 
     def replay(self, event: LeaseEvent) -> None:
         self.leases.replay(event)
@@ -322,7 +333,6 @@ class Queue:
             limit=limit,
             max_bytes=min(limits.CLAIM_BYTES, sum(map(self._budget, cohort))),
         )
-        self.journal.flush()  # in one message's wake
         self._asks.call(self.shard, Op.TAKE_JOBS, head, self._taken)
 
     def _taken(self, taken: messages.JobsTaken, body: bytes | memoryview, error: Exception | None) -> None:
@@ -456,12 +466,13 @@ class Queue:
         else:
             for caller, _, skipped in acks:
                 self._answer_ack(caller, skipped)
-        self.journal.flush_due(self._now_ms())
-        if self.journal.checkpoint_is_due(len(self.leases)):
+        self.journal.step(self._now_ms())
+        if self.journal.checkpoint_is_due(len(self.leases)) and not self._unsure:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        self.journal.checkpoint(self.leases.checkpoint(), dead_lettered=self.dead_lettered)
+        # Moves that are under way are in the log before this; if they fail, another one follows.
+        self.journal.checkpoint(self.leases.checkpoint(), dead_lettered=self.dead_lettered + self._leaving)
 
     def _complete(
         self, ending: list[Lease], then: Callable[[messages.JobsCompleted | None, Exception | None], None]
@@ -531,13 +542,17 @@ class Queue:
             self.journal.record("dead_lettered", lease.node, [lease])
 
         def completed(_: messages.JobsCompleted | None, error: Exception | None) -> None:
+            self._leaving -= len(moving)
             if error is None:
                 self.dead_lettered += len(moving)
                 self.moved += len(moving)
             elif isinstance(error, Unavailable):
                 self._unsure.update(lease.seq for lease in moving)
+            else:
+                self.checkpoint()
             then(error)
 
+        self._leaving += len(moving)
         self._complete(moving, completed)
 
     def gone(self, seqs: list[int]) -> None:
@@ -546,7 +561,6 @@ class Queue:
         if moved := self._unsure.intersection(seqs):
             self._unsure -= moved
             self.dead_lettered += len(moved)
-            self.checkpoint()  # the last one did not know
 
     def _compared(self, gone: list[int]) -> None:
         self.gone(gone)

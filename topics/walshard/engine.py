@@ -374,6 +374,7 @@ class Engine:
             retention.expire(topic, now_ms=now)
             retention.enforce_caps(topic)
             self.jobs.configured(topic)
+            self.jobs.look(topic)
 
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(created, config))

@@ -15,7 +15,7 @@ from topics.actors.clock import Clock
 from topics.actors.context import Context
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import CorruptData, FormatError
+from topics.errors import CorruptData, FormatError, RingPoisoned
 from topics.shm.counters import Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
@@ -288,8 +288,19 @@ class Shard:
     def _link_down(self, peer: str) -> None:
         link = self._links.get(peer)
         if link is not None:
+            if peer == "queue":
+                self._empty(link)
             self._links = {name: other for name, other in self._links.items() if name != peer}
             self._engine.caller_gone(link.writer)
+
+    def _empty(self, link: Link) -> None:
+        """The coordinator does not wake us for every lease that it gives out: its last words are in the ring."""
+        try:
+            while received := link.drain():
+                for message in received:
+                    self._engine.handle(message, link.writer)
+        except RingPoisoned as error:
+            self._context.log.warning("ring poisoned", peer=link.peer, reason=str(error))
 
     def _stop(self) -> None:
         self._stopping = True
