@@ -3,6 +3,9 @@ others die."""
 
 from __future__ import annotations
 
+import gc
+import os
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from test_engine_faults import FaultyDisk
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.queue import process as queue_process
 from topics.shm.counters import Word
 from topics.storage.config import TopicConfig
 
@@ -798,3 +802,55 @@ def test_a_job_that_went_while_the_coordinator_was_away_makes_room(tmp_path: Pat
         assert worker.seqs == [1, 2]
 
     play(tmp_path, script)
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def coordinators_bytes() -> int:
+    """What the coordinator's modules have allocated and not given back."""
+    gc.collect()
+    folder = os.path.join(os.path.dirname(queue_process.__file__), "*")
+    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, folder)])
+    return sum(trace.size for trace in snapshot.traces)
+
+
+def test_memory_follows_leases_and_not_jobs(tmp_path: Path) -> None:
+    """Many jobs and few leases, by claims and by a stream; then more of either."""
+
+    async def script(house: House) -> None:
+        def more_jobs(count: int) -> None:
+            for _ in range(count // 1_000):
+                house.add("q", range(1_000))
+
+        async def more_leases(count: int) -> list[Job]:
+            return [job for _ in range(count // 500) for job in await house.claim("q", "a", 500, 600_000)]
+
+        house.make("q")
+        more_jobs(30_000)
+        await house.claim("q", "nobody", 1, 100)
+        tracemalloc.start()
+        try:
+            before = coordinators_bytes()
+            first = await more_leases(500)
+            some = coordinators_bytes() - before
+            assert 25_000 < some < 300_000, "some hundred bytes for each"
+            more_jobs(30_000)
+            worker = house.gateway.work("q", "w", 1, 600_000)
+            await house.settle()
+            assert len(worker.jobs) == 1
+            assert await house.counts("q") == (59_498, 502, 0)
+            assert coordinators_bytes() - before < some + 50_000, "it does not know how many jobs there are"
+            second = await more_leases(4_500)
+            tenfold = coordinators_bytes() - before
+            assert 5 * some < tenfold < 20 * some
+            for jobs in (first, second):
+                for at in range(0, len(jobs), 500):
+                    acked = await house.ask(house.gateway.ack("q", "a", seqs(jobs[at : at + 500])))
+                    assert acked.skipped == []
+            await house.pass_time(2_000, step_ms=1_000)
+            assert coordinators_bytes() - before < tenfold / 4, "and it forgets"
+        finally:
+            tracemalloc.stop()
+
+    play(tmp_path, script, ring_bytes=1 << 20)
