@@ -196,7 +196,7 @@ class Coordinator:
         op, _, correlation, deadline_ms, head, _ = messages.unpack(message)
         if op == Op.CANCEL:
             if (waiting := self._claimers.pop((link, correlation), None)) is not None:
-                waiting[0].cancel(waiting[1])
+                waiting[0].passes.cancel(waiting[1])
             return
         if deadline_ms and deadline_ms < now_ms:
             return
@@ -430,7 +430,9 @@ class Coordinator:
                 del self._queues[queue.topic]
                 self._forgotten(queue)
         self._claimers = {
-            key: waiting for key, waiting in self._claimers.items() if waiting is None or waiting[0].waits(waiting[1])
+            key: waiting
+            for key, waiting in self._claimers.items()
+            if waiting is None or waiting[0].passes.has(waiting[1])
         }
         words = self._context.row.words
         queues = self._queues.values()
@@ -488,7 +490,7 @@ class Coordinator:
                 self._close_stream(stream)
             for key in [key for key in self._claimers if key[0] is link]:
                 if (waiting := self._claimers.pop(key)) is not None:
-                    waiting[0].cancel(waiting[1])
+                    waiting[0].passes.cancel(waiting[1])
         self._context.bell.ring_always()
 
     def _stop(self) -> None:
