@@ -626,7 +626,7 @@ class Machine:
             assert known is not None, f"stream {worker.number} is open and nobody serves it"
             held = queue.leases.of_stream(worker.number)
             full = held >= known.max or known.unsent >= self.house.settings.stream_backlog_bytes // 4
-            gathering = queue._window_ms > self.house.wall.wall_ms
+            gathering = queue.passes.window_ms > self.house.wall.wall_ms
             assert full or gathering or not self.ready, (
                 f"stream {worker.number} holds {held} of {known.max}, {self.ready} are ready"
             )
