@@ -12,6 +12,7 @@ import msgspec
 
 from topics import limits
 from topics.errors import SettingsError
+from topics.keys import Key, parse_keys
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ring_bytes: int = limits.RING_BYTES
     spin_us: int = -1  # -1: automatic
     allow_insecure_no_auth: bool = False
+    probe_auth: bool = False
+    api_keys: tuple[Key, ...] = ()
 
     max_body_bytes: int = limits.MAX_BODY_BYTES
     max_batch_records: int = limits.MAX_BATCH_RECORDS
@@ -115,6 +118,7 @@ def _origins(name: str, text: str) -> tuple[str, ...]:
     return origins
 
 
+CREDENTIAL = "topics_api_keys"
 _BYTES = _integer(1, 2**40)
 _COUNT = _integer(0, 2**40)
 _MS = _integer(0, 2**40)
@@ -129,6 +133,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "ring_bytes": _integer(limits.MIN_RING_BYTES, 2**30),
     "spin_us": _spin,
     "allow_insecure_no_auth": _flag,
+    "probe_auth": _flag,
     "max_body_bytes": _integer(1, 2**30),
     "max_batch_records": _integer(1, 1_000_000),
     "max_record_bytes": _BYTES,
@@ -185,6 +190,27 @@ def _split_host(host: str, values: dict[str, object]) -> None:
         values["host"] = host
 
 
+def _api_keys(environ: Mapping[str, str]) -> tuple[Key, ...]:
+    """From the environment, or better from a file: what is in the environment can be read by more people."""
+    text, path = environ.get("TOPICS_API_KEYS"), environ.get("TOPICS_API_KEYS_FILE")
+    if text is not None and path:
+        raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: use one of them")
+    if text is not None and text.strip():
+        return parse_keys(text, source="TOPICS_API_KEYS")
+    credentials = environ.get("CREDENTIALS_DIRECTORY")  # of systemd's LoadCredential
+    if not path and credentials and os.path.exists(os.path.join(credentials, CREDENTIAL)):
+        path = os.path.join(credentials, CREDENTIAL)
+    if not path:
+        return ()
+    try:
+        with open(path, encoding="utf-8") as source:
+            content = source.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"TOPICS_API_KEYS_FILE: {path} can't be read: {error}") from None
+    lines = [line for line in content.splitlines() if not line.lstrip().startswith("#")]
+    return parse_keys("\n".join(lines), source=path)
+
+
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read TOPICS_*; a value that can't be used is an error that names the variable."""
     values: dict[str, object] = {"wal_shards": min(os.cpu_count() or 1, 8)}
@@ -195,15 +221,10 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         if (text := environ.get(name)) is None or text == "":
             continue
         values[field] = read(name, text)
-    settings = msgspec.convert(values, Settings)
-    if environ.get("TOPICS_API_KEYS"):
-        raise SettingsError(
-            "TOPICS_API_KEYS is set, but this version has no authentication yet: it would serve everyone. "
-            "Unset it and bind to loopback."
-        )
-    if not settings.loopback and not settings.allow_insecure_no_auth:
+    settings = msgspec.structs.replace(msgspec.convert(values, Settings), api_keys=_api_keys(environ))
+    if not settings.loopback and not settings.api_keys and not settings.allow_insecure_no_auth:
         raise SettingsError(
             f"refusing to serve {settings.host} without API keys: anyone who reaches it could read and write. "
-            "Bind to 127.0.0.1, or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 on a network you trust."
+            "Set TOPICS_API_KEYS_FILE, bind to 127.0.0.1, or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 on a network you trust."
         )
     return settings

@@ -173,6 +173,7 @@ class ListTopics(_Message, frozen=True):
     after: str
     limit: int
     touch: bool
+    prefixes: tuple[str, ...] = ()  # only names with one of these; none: any
 
 
 class TopicRow(_Message, frozen=True):
@@ -285,6 +286,7 @@ class CreateSession(_Message, frozen=True):
     definition: bytes  # what a gateway made of the request: not looked at
     cursors: list[int]
     topic_ids: list[int]
+    owner: bytes = b""  # the digest of the key that it belongs to
 
 
 class SessionCreated(_Message, frozen=True):
@@ -292,7 +294,8 @@ class SessionCreated(_Message, frozen=True):
 
 
 class OpenStream(_Message, frozen=True):
-    wid: str | None  # None: a WebSocket, which has no session
+    wid: str | None  # None: a WebSocket or a work stream, which have no session
+    owner: bytes = b""
 
 
 class StreamOpened(_Message, frozen=True):
@@ -330,6 +333,7 @@ class RestoreSession(_Message, frozen=True):
     cursors: list[int]
     topic_ids: list[int]
     idle_ms: int
+    owner: bytes = b""
 
 
 # --- forwarding ---
@@ -473,6 +477,7 @@ class ListRouters(_Message, frozen=True):
     dest: str | None
     after: str
     limit: int
+    prefixes: tuple[str, ...] = ()
 
 
 class RoutersListed(_Message, frozen=True):

@@ -92,4 +92,7 @@ class ChildProcess:
 def _environment() -> dict[str, str]:
     """Ours, with our import path: the child must run the code that we run, wherever it was started from."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path}
+    passed_on = {
+        name: value for name, value in os.environ.items() if name != "TOPICS_API_KEYS"
+    }  # digests come with Boot
+    return {**passed_on, "PYTHONPATH": path}

@@ -68,6 +68,7 @@ def serve(host: str | None, port: int | None, data_dir: str | None, shards: int 
     given = {name: str(value) for name, value in options.items() if value is not None}
     try:
         settings = from_environment({**os.environ, **given})
+        os.environ.pop("TOPICS_API_KEYS", None)  # nobody needs the secrets any more
         code = _run(settings)
     except (SettingsError, StartRefused) as exc:
         click.echo(f"topics: {exc}", err=True)

@@ -34,6 +34,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Outcome, Request, Response, error_response
+from topics.gateway.guard import Guard
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.routes import Routes
@@ -103,9 +104,17 @@ class _PushedBack:
 
 class ColdLane:
     def __init__(
-        self, *, settings: Settings, routes: Routes, handlers: Handlers, calls: Calls, watches: Watches
+        self,
+        *,
+        settings: Settings,
+        routes: Routes,
+        handlers: Handlers,
+        calls: Calls,
+        watches: Watches,
+        guard: Guard,
     ) -> None:
         self._settings = settings
+        self._guard = guard
         self._routes = routes
         self._handlers = handlers
         self._calls = calls
@@ -240,6 +249,9 @@ class ColdLane:
         if len(target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         route = self._routes.find(current.scope["method"], target)
+        owner = self._guard.admit(
+            route, [value.encode("latin-1") for value in current.headers.getlist("authorization")]
+        )
         if self._handlers.draining:
             raise shutting_down()
         if body:
@@ -251,7 +263,7 @@ class ColdLane:
             key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:
             raise invalid("the request target and header values must be valid text") from None
-        request = Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns())
+        request = Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns(), key=owner)
         if route.streams:
             request.headers = {
                 name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
@@ -300,6 +312,8 @@ class ColdLane:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
         if tunnel.target.partition("?")[0] != "/v0/ws":
             self._routes.find("CONNECT", tunnel.target)
+        route = self._routes.find("GET", tunnel.target)
+        key = self._guard.admit(route, [tunnel.headers[b"authorization"]] if b"authorization" in tunnel.headers else [])
         if self._handlers.draining:
             raise shutting_down()
         if tunnel.protocol != b"websocket":
@@ -309,9 +323,9 @@ class ColdLane:
         self._watches.check_origin(tunnel.headers)
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
-            return Response(200, b"", stream=self._watches.new_socket(opened))
+            return Response(200, b"", stream=self._watches.new_socket(opened, key))
 
-        return self._watches.open_socket(render)
+        return self._watches.open_socket(render, key)
 
     async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream) -> None:
         outlet = self._open(life, SocketOutlet(stream, tunnel))

@@ -13,6 +13,7 @@ import msgspec
 
 from topics.actors.messages import Op
 from topics.errors import ApiError
+from topics.keys import Key
 
 JSON = "application/json"
 
@@ -27,6 +28,7 @@ class Request(msgspec.Struct, gc=False):
     idempotency_key: str | None
     started_ns: int
     headers: Mapping[bytes, bytes] = {}  # only for routes that look at them: names in lower case
+    key: Key | None = None  # whose request it is; None: there are no keys
 
 
 class Response(msgspec.Struct):
@@ -117,6 +119,8 @@ def error_response(error: ApiError, *, close: bool = False) -> Response:
         headers = (("Retry-After", str(error.retry_after_s)),)
     if error.code == "method_not_allowed" and error.detail:
         headers += (("Allow", ", ".join(error.detail.get("allow", []))),)
+    if error.code == "unauthorized":
+        headers += (("WWW-Authenticate", "Bearer"),)
     if error.code == "upgrade_required":
         headers += (("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13"))
     return Response(error.status, msgspec.json.encode({"error": content}), headers, close)

@@ -21,6 +21,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
+from topics.gateway.guard import check_names
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 
@@ -91,6 +92,8 @@ class Handlers:
 
     def put_topic(self, request: Request) -> Outcome:
         config, kind = bodies.decode_config(request.body, request.name)
+        if config.dead_letter is not None:
+            check_names(request.key, [config.dead_letter])
 
         def render(answer: messages.TopicPut, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "created": answer.created, "config": answer.config}
@@ -164,6 +167,7 @@ class Handlers:
             after=after(request.query.get("cursor")),
             limit=size,
             touch=flag(request, "touch", False),
+            prefixes=request.key.prefixes if request.key else (),
         )
 
         def render(answers: list[messages.TopicsListed]) -> Outcome:

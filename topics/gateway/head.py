@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import re
 import zlib
+from hashlib import sha256
 
 import httptools
 import msgspec
 
 from topics import limits
 from topics.errors import ApiError, invalid
+from topics.gateway.guard import Guard
 from topics.gateway.plain import PlainRoute
 from topics.gateway.routes import Route, Routes
+from topics.keys import Key
 
 _CACHED_HEADS = 4_096
 _CACHED_HEAD_BYTES = 2_048
@@ -41,6 +44,7 @@ class Head(msgspec.Struct, gc=False):
     bodiless: bool = False  # HEAD: the answer's head without its body
     fatal: bool = False  # the connection can't go on after the answer
     headers: dict[bytes, bytes] | None = None  # for routes that look at them
+    key: Key | None = None  # whose it is
 
     @property
     def chunked(self) -> bool:
@@ -52,20 +56,23 @@ def _refusal(error: ApiError) -> Head:
 
 
 class Heads:
-    def __init__(self, routes: Routes, *, max_body_bytes: int) -> None:
+    def __init__(self, routes: Routes, *, max_body_bytes: int, guard: Guard | None = None) -> None:
         self._routes = routes
+        self._guard = guard or Guard((), probes=False)
         self._max_body_bytes = max_body_bytes
         self._known: dict[bytes, Head] = {}
 
     def get(self, raw: bytes) -> Head:
         """The head whose bytes these are, through the blank line."""
-        head = self._known.get(raw)
+        # Where there are keys, heads hold secrets: then only their digest is remembered.
+        known_by = sha256(raw).digest() if self._guard.on else raw
+        head = self._known.get(known_by)
         if head is None:
             head = self._parse(raw)
             if not head.fatal and head.headers is None and len(raw) <= _CACHED_HEAD_BYTES:
                 if len(self._known) >= _CACHED_HEADS:
                     self._known.clear()
-                self._known[raw] = head
+                self._known[known_by] = head
         return head
 
     def _parse(self, raw: bytes) -> Head:
@@ -133,10 +140,11 @@ class Heads:
                 raise ApiError("expectation_failed", "the only expectation known is 100-continue")
             expect = not old
         route, error = None, None
-        gzip_body, key = False, None
+        gzip_body, key, owner = False, None, None
         try:
             target = _origin_form(events.url.decode("ascii"))
             route = self._routes.find(method, target)
+            owner = self._guard.admit(route, headers.get(b"authorization", []))
             if route.takes_body and length != 0:
                 check_content_type(headers.get(b"content-type", [b""])[-1])
             gzip_body = _gzipped(headers.get(b"content-encoding", []))
@@ -161,6 +169,7 @@ class Heads:
             idempotency_key=key,
             bodiless=method == "HEAD",
             headers=_joined(headers, old=old) if route is not None and route.streams else None,
+            key=owner,
         )
 
     def _plain(self, route: Route) -> PlainRoute | None:

@@ -341,6 +341,7 @@ class HotLane:
             if head.gzip_body and body:
                 body = gunzip(body, most=self.settings.max_body_bytes)
             request = Request(route.name, route.shard, route.query, body, head.idempotency_key, time.perf_counter_ns())
+            request.key = head.key
             if head.headers is not None:
                 request.headers = head.headers
                 outcome = route.handler(request)

@@ -21,6 +21,7 @@ from topics.errors import RingPoisoned
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
 from topics.gateway.feeds import Feeds
+from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
@@ -68,8 +69,14 @@ class Gateway:
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
         queues = QueueHandlers(self._streams, peer=self._calls.queue)
         routes = Routes(self._handlers, watches, routers, queues)
+        guard = Guard(settings.api_keys, probes=settings.probe_auth)
         self.cold = ColdLane(
-            settings=settings, routes=routes, handlers=self._handlers, calls=self._calls, watches=watches
+            settings=settings,
+            routes=routes,
+            handlers=self._handlers,
+            calls=self._calls,
+            watches=watches,
+            guard=guard,
         )
         processes = len(context.board.rows())
         self._idle = Idle(
@@ -80,7 +87,7 @@ class Gateway:
         )
         self._hot = HotLane(
             settings=settings,
-            heads=Heads(routes, max_body_bytes=settings.max_body_bytes),
+            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard),
             handlers=self._handlers,
             calls=self._calls,
             epoll=self._idle.epoll,

@@ -10,6 +10,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, invalid
 from topics.gateway import bodies, jobs
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
+from topics.gateway.guard import owner_of
 from topics.gateway.handlers import RenderedCall, elapsed_ms, with_performance
 from topics.gateway.streams import HOME, Streams
 from topics.gateway.watches import SSE_HEADERS, accepts_events
@@ -81,14 +82,17 @@ class QueueHandlers:
     def work(self, request: Request) -> Outcome:
         """First whether there is such a queue, then whether there is room for one more stream."""
         head = self._work_head(request)
+        owner = owner_of(request.key)
         if not accepts_events(request.headers.get(b"accept", b"")):
             raise ApiError("not_acceptable", "this is an event stream: send Accept: text/event-stream")
 
         def opened(answer: messages.StreamOpened, _: bytes | memoryview) -> Response:
-            return Response(200, b"", SSE_HEADERS, stream=WorkStream(self._streams, answer.stream, head))
+            stream = WorkStream(self._streams, answer.stream, head, owner=owner)
+            return Response(200, b"", SSE_HEADERS, stream=stream)
 
         def found(_: list[messages.WorkOpened]) -> Outcome:
-            return RenderedCall(rendered=opened, shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None))
+            head = messages.OpenStream(None, owner)
+            return RenderedCall(rendered=opened, shard=HOME, op=Op.OPEN_STREAM, head=head)
 
         return Gather([Call(shard=self._peer, op=Op.OPEN_WORK, head=head)], found)
 

@@ -12,6 +12,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
+from topics.gateway.guard import check_names
 from topics.gateway.handlers import RenderedCall, after, cursor, flag, page_size, with_performance
 from topics.shm.counters import Board, State, Word
 
@@ -26,6 +27,7 @@ class RouterHandlers:
 
     def put(self, request: Request) -> Outcome:
         head = bodies.decode_router(request.body, request.name)
+        check_names(request.key, [head.source, head.dest])
 
         def render(row: messages.RouterRow, _: bytes | memoryview) -> Response:
             content = {"router": row.router, "created": row.created, **_described(row)}
@@ -56,6 +58,7 @@ class RouterHandlers:
             dest=request.query.get("dest"),
             after=after(request.query.get("cursor")),
             limit=page_size(request),
+            prefixes=request.key.prefixes if request.key else (),
         )
 
         def render(answer: messages.RoutersListed, _: bytes | memoryview) -> Response:

@@ -17,6 +17,7 @@ from topics.gateway.handlers import Handlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.watches import Watches
+from topics.keys import Scope
 from topics.storage.config import owner_of_name
 
 Handler = Callable[[Request], Outcome]
@@ -28,47 +29,64 @@ class Route(NamedTuple):
     shard: int
     query: dict[str, str]
     takes_body: bool
+    scope: int = 0  # what a key must allow
+    named: bool = True  # the name is one that a key's prefixes are about
+    probe: bool = False  # answers without a key, unless probes need one too
+    token: bool = False  # the key may stand in the query: browsers can't send headers with an EventSource
     streams: bool = False  # its answer may go on for as long as the connection lives
 
 
+class Row(NamedTuple):
+    """A method of a path."""
+
+    handler: Handler
+    scope: Scope = Scope(0)
+    named: bool = True
+    probe: bool = False
+    token: bool = False
+    streams: bool = False
+
+
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
+_READ, _WRITE, _DELETE, _ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 
 
 class Routes:
     def __init__(self, handlers: Handlers, watches: Watches, routers: RouterHandlers, queues: QueueHandlers) -> None:
         self._shards = handlers.shards
-        self._streaming = (watches.open, watches.socket, queues.work)
         self.append: Handler = handlers.append
-        self._table: dict[tuple[str, ...], dict[str, Handler]] = {
-            ("v0", "topics"): {"GET": handlers.list_topics},
+        health = {"GET": Row(handlers.health, probe=True)}
+        ready = {"GET": Row(handlers.ready, probe=True)}
+        self._table: dict[tuple[str, ...], dict[str, Row]] = {
+            ("v0", "topics"): {"GET": Row(handlers.list_topics, _READ)},
             ("v0", "topics", _NAME): {
-                "PUT": handlers.put_topic,
-                "GET": handlers.get_topic,
-                "DELETE": routers.drop_topic,
-                "POST": handlers.append,
+                "PUT": Row(handlers.put_topic, _ADMIN),
+                "GET": Row(handlers.get_topic, _READ),
+                "DELETE": Row(routers.drop_topic, _DELETE),
+                "POST": Row(handlers.append, _WRITE),
             },
-            ("v0", "topics", _NAME, "diff"): {"POST": handlers.diff},
-            ("v0", "topics", _NAME, "delete"): {"POST": handlers.delete_records},
-            ("v0", "topics", _NAME, "claim"): {"POST": queues.claim},
-            ("v0", "topics", _NAME, "ack"): {"POST": queues.ack},
-            ("v0", "topics", _NAME, "nack"): {"POST": queues.nack},
-            ("v0", "topics", _NAME, "extend"): {"POST": queues.extend},
-            ("v0", "topics", _NAME, "work"): {"GET": queues.work},
-            ("v0", "routers"): {"GET": routers.list},
+            ("v0", "topics", _NAME, "diff"): {"POST": Row(handlers.diff, _READ)},
+            ("v0", "topics", _NAME, "delete"): {"POST": Row(handlers.delete_records, _DELETE)},
+            ("v0", "topics", _NAME, "claim"): {"POST": Row(queues.claim, _READ | _WRITE)},
+            ("v0", "topics", _NAME, "ack"): {"POST": Row(queues.ack, _WRITE)},
+            ("v0", "topics", _NAME, "nack"): {"POST": Row(queues.nack, _WRITE)},
+            ("v0", "topics", _NAME, "extend"): {"POST": Row(queues.extend, _WRITE)},
+            ("v0", "topics", _NAME, "work"): {"GET": Row(queues.work, _READ | _WRITE, token=True, streams=True)},
+            ("v0", "routers"): {"GET": Row(routers.list, _READ)},
             ("v0", "routers", _NAME): {
-                "PUT": routers.put,
-                "GET": routers.get,
-                "DELETE": routers.drop,
+                "PUT": Row(routers.put, _ADMIN),
+                "GET": Row(routers.get, _READ),
+                "DELETE": Row(routers.drop, _DELETE),
             },
-            ("v0", "watch"): {"POST": watches.create},
-            ("v0", "watch", _NAME): {"GET": watches.open},
-            ("v0", "ws"): {"GET": watches.socket},
-            ("v0", "health"): {"GET": handlers.health},
-            ("v0", "ready"): {"GET": handlers.ready},
-            ("healthz",): {"GET": handlers.health},
-            ("health",): {"GET": handlers.health},
-            ("readyz",): {"GET": handlers.ready},
-            ("ready",): {"GET": handlers.ready},
+            ("v0", "watch"): {"POST": Row(watches.create, _READ)},
+            ("v0", "watch", _NAME): {"GET": Row(watches.open, _READ, named=False, token=True, streams=True)},
+            ("v0", "ws"): {"GET": Row(watches.socket, streams=True)},
+            ("v0", "health"): health,
+            ("v0", "ready"): ready,
+            ("healthz",): health,
+            ("health",): health,
+            ("readyz",): ready,
+            ("ready",): ready,
         }
 
     def find(self, method: str, target: str) -> Route:
@@ -81,9 +99,9 @@ class Routes:
             name = parts[2]
         if methods is None:
             raise ApiError("not_found", f"there is nothing at {path[:256]}", {"path": path[:256]})
-        handler = methods.get("GET" if method == "HEAD" else method)
-        streams = any([known in self._streaming for known in methods.values()])
-        if handler is None or (streams and method == "HEAD"):
+        row = methods.get("GET" if method == "HEAD" else method)
+        streams = any([known.streams for known in methods.values()])
+        if row is None or (streams and method == "HEAD"):
             allow = sorted({*methods, "HEAD"} if "GET" in methods and not streams else methods)
             raise ApiError(
                 "method_not_allowed", f"{method} is not for {path[:256]}; use {' or '.join(allow)}", {"allow": allow}
@@ -105,4 +123,15 @@ class Routes:
             except ValueError:
                 raise invalid("the query string can't be read") from None
         shard = owner_of_name(name, self._shards)
-        return Route(handler, name, shard, query, method in ("POST", "PUT"), streams)
+        return Route(
+            handler=row.handler,
+            name=name,
+            shard=shard,
+            query=query,
+            takes_body=method in ("POST", "PUT"),
+            scope=row.scope,
+            named=row.named,
+            probe=row.probe,
+            token=row.token,
+            streams=streams,
+        )

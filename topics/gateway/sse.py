@@ -46,8 +46,10 @@ class SseStream:
         *,
         shards: int,
         last_id: dict[str, int] | None,
+        owner: bytes = b"",
     ) -> None:
         self.number = opened.stream
+        self._owner = owner
         self._streams = streams
         self._wid = wid
         self._epoch = opened.epoch
@@ -138,7 +140,7 @@ class SseStream:
         cursors, topic_ids = self._delivered()
         self._streams.closed(self.number, cursors, topic_ids)
         self._streams.remember(
-            self._wid, Remembered(self._epoch, self._encoded, cursors, topic_ids, self._streams.now_ns)
+            self._wid, Remembered(self._epoch, self._encoded, cursors, topic_ids, self._streams.now_ns, self._owner)
         )
 
     def discard(self) -> None:
@@ -190,7 +192,9 @@ class SseStream:
 
     def restored(self) -> messages.RestoreSession:
         cursors, topic_ids = self._delivered()
-        return messages.RestoreSession(self._wid, self.number, self._epoch, self._encoded, cursors, topic_ids, 0)
+        return messages.RestoreSession(
+            self._wid, self.number, self._epoch, self._encoded, cursors, topic_ids, 0, self._owner
+        )
 
     def _fail(self, code: int, error: str) -> None:
         """A last word. The session's cursors are where the client's are when the connection has closed."""

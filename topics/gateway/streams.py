@@ -56,6 +56,7 @@ class Remembered(msgspec.Struct):
     cursors: list[int]
     topic_ids: list[int]
     since_ns: int
+    owner: bytes = b""
 
 
 class Streams:
@@ -131,7 +132,14 @@ class Streams:
         for wid, session in self._sessions.items():
             idle_ms = (self.now_ns - session.since_ns) // 1_000_000
             restored = messages.RestoreSession(
-                wid, 0, session.epoch, session.definition, session.cursors, session.topic_ids, max(0, idle_ms)
+                wid=wid,
+                stream=0,
+                epoch=session.epoch,
+                definition=session.definition,
+                cursors=session.cursors,
+                topic_ids=session.topic_ids,
+                idle_ms=max(0, idle_ms),
+                owner=session.owner,
             )
             self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, restored))
         for stream in self._open.values():

@@ -20,12 +20,14 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, invalid
 from topics.gateway import frames
 from topics.gateway.exchange import Call, Outcome, Request, Response
+from topics.gateway.guard import check_names, owner_of
 from topics.gateway.handlers import flag, with_performance
 from topics.gateway.positions import Found, described, locate, start_of
 from topics.gateway.sse import Definition, SseStream
 from topics.gateway.streams import HOME, Remembered, Streams
 from topics.gateway.subscriptions import decode_watch
 from topics.gateway.websocket import Socket
+from topics.keys import Key
 
 SSE_HEADERS = (
     ("Content-Type", "text/event-stream; charset=utf-8"),
@@ -47,6 +49,8 @@ class Watches:
 
     def create(self, request: Request) -> Outcome:
         given = decode_watch(request.body, self._settings)
+        check_names(request.key, given.topics)
+        owner = owner_of(request.key)
         lenient = flag(request, "lenient", False)
 
         def register(found: Found) -> Outcome:
@@ -70,12 +74,12 @@ class Watches:
                 "topics": described(topics, cursors, found),
             }
             head = messages.CreateSession(
-                wid, msgspec.msgpack.encode(definition), cursors, [found[name].topic_id for name in topics]
+                wid, msgspec.msgpack.encode(definition), cursors, [found[name].topic_id for name in topics], owner
             )
 
             def render(answer: messages.SessionCreated, body: bytes | memoryview) -> Response:
                 streams = self.streams
-                streams.remember(wid, Remembered(0, head.definition, cursors, head.topic_ids, streams.now_ns))
+                streams.remember(wid, Remembered(0, head.definition, cursors, head.topic_ids, streams.now_ns, owner))
                 return Response(200, with_performance(content, request.started_ns))
 
             return _HomeCall(shard=HOME, op=Op.CREATE_SESSION, head=head, rendered=render)
@@ -93,10 +97,11 @@ class Watches:
             last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
-            stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id)
+            stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id, owner=owner)
             return Response(200, b"", SSE_HEADERS, stream=stream)
 
-        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(wid), rendered=render)
+        owner = owner_of(request.key)
+        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(wid, owner), rendered=render)
 
     # --- WebSocket ---
 
@@ -105,15 +110,18 @@ class Watches:
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
             headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept))
-            return Response(101, b"", headers, stream=self.new_socket(opened))
+            return Response(101, b"", headers, stream=self.new_socket(opened, request.key))
 
-        return self.open_socket(render)
+        return self.open_socket(render, request.key)
 
-    def open_socket(self, render: Callable[[messages.StreamOpened, bytes | memoryview], Response]) -> Outcome:
-        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=messages.OpenStream(None), rendered=render)
+    def open_socket(
+        self, render: Callable[[messages.StreamOpened, bytes | memoryview], Response], key: Key | None
+    ) -> Outcome:
+        head = messages.OpenStream(None, owner_of(key))
+        return _HomeCall(shard=HOME, op=Op.OPEN_STREAM, head=head, rendered=render)
 
-    def new_socket(self, opened: messages.StreamOpened) -> Socket:
-        return Socket(self.streams, opened.stream, shards=self._shards)
+    def new_socket(self, opened: messages.StreamOpened, key: Key | None) -> Socket:
+        return Socket(self.streams, opened.stream, shards=self._shards, key=key)
 
     def handshake(self, headers: Any) -> str:
         """Check an upgrade; returns what proves that we understood it."""

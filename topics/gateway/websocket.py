@@ -26,6 +26,7 @@ from topics.gateway.bodies import check_name
 from topics.gateway.exchange import Call, Outcome, Response
 from topics.gateway.feeds import Options
 from topics.gateway.frames import Batch
+from topics.gateway.guard import check_names, check_scope, owner_of
 from topics.gateway.handlers import append_json
 from topics.gateway.plain import PlainRoute
 from topics.gateway.streams import Streams, is_slow
@@ -40,6 +41,7 @@ from topics.gateway.subscriptions import (
     request_id_of,
 )
 from topics.gateway.watcher import Cursor, Outlet, Watcher
+from topics.keys import Key, Scope
 from topics.storage.config import owner_of_name
 
 _encode = msgspec.json.Encoder().encode
@@ -48,8 +50,9 @@ _SILENCE_NS = limits.WS_SILENCE_MS * 1_000_000
 
 
 class Socket:
-    def __init__(self, streams: Streams, number: int, *, shards: int) -> None:
+    def __init__(self, streams: Streams, number: int, *, shards: int, key: Key | None = None) -> None:
         self.number = number
+        self._key = key  # whose commands these are
         self.due_ns = 0
         self._streams = streams
         self._shards = shards
@@ -167,7 +170,7 @@ class Socket:
         self._close(CloseCode.GOING_AWAY, "the server is shutting down")
 
     def restored(self) -> messages.RestoreSession:
-        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0)
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, owner_of(self._key))
 
     def _close(self, code: CloseCode, reason: str) -> None:
         if self._over or self._outlet is None:
@@ -257,14 +260,15 @@ class Socket:
             case Ping():
                 self._say(b'{"op":"pong"%b,"ts":%d}' % (_echo(command.request_id), time.time_ns() // 1_000_000))
 
-    def _authorize(self, scope: str, topics: Iterable[str]) -> None:
-        """Where a key's scopes and prefixes are looked at, per command. Without keys everyone may do everything."""
+    def _authorize(self, scope: Scope, topics: Iterable[str]) -> None:
+        check_scope(self._key, scope)
+        check_names(self._key, topics)
 
     def _publish(self, command: Publish, *, size: int) -> None:
         check_name(command.topic)
-        self._authorize("write", [command.topic])
+        self._authorize(Scope.WRITE, [command.topic])
         if command.config is not None:
-            self._authorize("admin", [command.topic])
+            self._authorize(Scope.ADMIN, [command.topic])
         topic = command.topic
         shard = owner_of_name(topic, self._shards)
         settings = self._streams.settings
@@ -307,7 +311,7 @@ class Socket:
     def _subscribe(self, command: Subscribe) -> None:
         settings = self._streams.settings
         wanted = command.subscription(settings)
-        self._authorize("read", wanted.topics)
+        self._authorize(Scope.READ, wanted.topics)
         if len(self._cursors.keys() | wanted.topics.keys()) > settings.max_watch_topics:
             raise invalid(
                 f"one socket watches at most {settings.max_watch_topics} topics", max=settings.max_watch_topics

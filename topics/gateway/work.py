@@ -20,8 +20,9 @@ _HEARTBEAT_NS = limits.DEFAULT_HEARTBEAT_MS * 1_000_000
 
 
 class WorkStream:
-    def __init__(self, streams: Streams, number: int, head: messages.OpenWork) -> None:
+    def __init__(self, streams: Streams, number: int, head: messages.OpenWork, *, owner: bytes = b"") -> None:
         self.number = number
+        self._owner = owner
         self.head = msgspec.structs.replace(head, stream=int.from_bytes(os.urandom(7), "little") | 1)
         self.due_ns = 0
         self._streams = streams
@@ -134,7 +135,7 @@ class WorkStream:
         self._fail(503, "the server is shutting down; reconnect to go on")
 
     def restored(self) -> messages.RestoreSession:
-        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0)
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, self._owner)
 
     def _fail(self, code: int, error: str) -> None:
         """A last word. The leases are free at once, before the connection has closed."""

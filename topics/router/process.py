@@ -356,6 +356,7 @@ class Router:
                 for rule in self._rules
                 if rule.router > request.after
                 and rule.router.startswith(request.prefix)
+                and rule.router.startswith(request.prefixes or ("",))
                 and request.source in (None, rule.source)
                 and request.dest in (None, rule.dest)
             ),

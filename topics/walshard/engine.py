@@ -439,10 +439,14 @@ class Engine:
 
     def _list_topics(self, request: messages.ListTopics, reply_to: ReplyTo, correlation: int) -> bytes:
         """The next topics by name. A heap keeps it linear in the shard's topics, whatever the page."""
-        after, prefix = request.after, request.prefix
+        after, prefix, allowed = request.after, request.prefix, request.prefixes or ("",)
         names = heapq.nsmallest(
             request.limit + 1,
-            (name for name in self.topics if name > after and name.startswith(prefix) and not is_log_name(name)),
+            (
+                name
+                for name in self.topics
+                if name > after and name.startswith(prefix) and name.startswith(allowed) and not is_log_name(name)
+            ),
         )
         now = self.clock.now_ms()
         rows = []

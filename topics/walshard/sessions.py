@@ -15,8 +15,9 @@ done so a session that is not known may still come, and who asks for it is asked
 
 from __future__ import annotations
 
+import hmac
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ class _Session:
         "definition",
         "epoch",
         "idle_since_ms",
+        "owner",
         "restored",
         "stale",
         "stream",
@@ -44,8 +46,18 @@ class _Session:
         "wid",
     )
 
-    def __init__(self, wid: str, definition: bytes, cursors: list[int], topic_ids: list[int], *, epoch: int) -> None:
+    def __init__(
+        self,
+        wid: str,
+        definition: bytes,
+        cursors: list[int],
+        topic_ids: list[int],
+        *,
+        epoch: int,
+        owner: bytes,
+    ) -> None:
         self.wid = wid
+        self.owner = owner  # the digest of the key that made it; only that key may open it
         self.definition = definition
         self.cursors = cursors
         self.topic_ids = topic_ids
@@ -70,6 +82,8 @@ class Sessions:
         self._started_ms = now_ms()
         self._restored: list[Gateway] = []  # have told us what they know
         self._streams: dict[int, tuple[Gateway, _Session | None]] = {}
+        self._owners: dict[int, bytes] = {}  # whose each stream is, if there are keys
+        self._of_owner: Counter[bytes] = Counter()
         # Streams keep their numbers when this process dies, so the next one must not give them out again.
         self._next_stream = time.monotonic_ns()
         self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
@@ -95,7 +109,9 @@ class Sessions:
         most = self._settings.max_watch_sessions
         if most and len(self._sessions) >= most:
             raise throttled_by("max_watch_sessions", most, "close watch sessions, or wait until idle ones expire")
-        session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=0)
+        session = _Session(
+            request.wid, request.definition, request.cursors, request.topic_ids, epoch=0, owner=request.owner
+        )
         self._sessions[session.wid] = session
         self._rest(session)
         return messages.pack(Op.CREATE_SESSION, correlation, messages.SessionCreated())
@@ -111,6 +127,8 @@ class Sessions:
                 session.stale = True  # not all have said what they know, and we have waited long enough
             if session is None:
                 raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
+            if not hmac.compare_digest(session.owner, request.owner):
+                raise ApiError("unauthorized", "this watch session belongs to another key")
         most = self._settings.max_sse_connections
         if session is not None and session.stream:
             session.waiting.append((gateway, correlation))
@@ -119,7 +137,10 @@ class Sessions:
             return None
         if most and len(self._streams) >= most:
             raise throttled_by("max_sse_connections", most, "close streams that are not needed")
-        return self._grant(session, gateway, correlation)
+        of_key = self._settings.max_sse_connections_per_key
+        if of_key and request.owner and self._of_owner[request.owner] >= of_key:
+            raise throttled_by("max_sse_connections_per_key", of_key, "close streams of this key that are not needed")
+        return self._grant(session, gateway, correlation, request.owner)
 
     def _save(self, request: messages.SaveCursors, gateway: Gateway, correlation: int) -> None:
         owner, session = self._streams.get(request.stream, (None, None))
@@ -130,7 +151,7 @@ class Sessions:
         owner, session = self._streams.get(request.stream, (None, None))
         if owner is not gateway:
             return
-        del self._streams[request.stream]
+        self._forget_stream(request.stream)
         if session is not None:
             if request.cursors is not None and request.topic_ids is not None:
                 session.cursors, session.topic_ids = request.cursors, request.topic_ids
@@ -157,7 +178,14 @@ class Sessions:
                     # Somebody has opened it since; this stream is not the session's any more.
                     gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
                 return
-            session = _Session(request.wid, request.definition, request.cursors, request.topic_ids, epoch=request.epoch)
+            session = _Session(
+                request.wid,
+                request.definition,
+                request.cursors,
+                request.topic_ids,
+                epoch=request.epoch,
+                owner=request.owner,
+            )
             session.restored = True  # somebody else may know better, and is only slower to say so
             self._sessions[session.wid] = session
             self._idle.pop(session.wid, None)
@@ -166,7 +194,7 @@ class Sessions:
             else:
                 self._rest(session, since_ms=self._now_ms() - request.idle_ms)
         if request.stream:
-            self._streams[request.stream] = (gateway, session)
+            self._note_stream(request.stream, gateway, session, request.owner)
 
     def gateway_gone(self, gateway: Gateway) -> None:
         self._restored = [known for known in self._restored if known is not gateway]
@@ -174,17 +202,33 @@ class Sessions:
             session.waiting = [waiter for waiter in session.waiting if waiter[0] is not gateway]
         for stream, (owner, served) in list(self._streams.items()):
             if owner is gateway:
-                del self._streams[stream]
+                self._forget_stream(stream)
                 if served is not None:
                     served.stale = True
                     self._released(served)
 
+    # --- the count of streams ---
+
+    def _note_stream(self, stream: int, gateway: Gateway, session: _Session | None, owner: bytes) -> None:
+        self._forget_stream(stream)
+        self._streams[stream] = (gateway, session)
+        if owner:
+            self._owners[stream] = owner
+            self._of_owner[owner] += 1
+
+    def _forget_stream(self, stream: int) -> None:
+        self._streams.pop(stream, None)
+        if (owner := self._owners.pop(stream, None)) is not None:
+            self._of_owner[owner] -= 1
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
+
     # --- the life of a session ---
 
-    def _grant(self, session: _Session | None, gateway: Gateway, correlation: int) -> bytes:
+    def _grant(self, session: _Session | None, gateway: Gateway, correlation: int, owner: bytes) -> bytes:
         stream = self._next_stream
         self._next_stream += 1
-        self._streams[stream] = (gateway, session)
+        self._note_stream(stream, gateway, session, owner)
         if session is None:
             opened = messages.StreamOpened(stream, 0, b"", [], [], False)
         else:
@@ -209,7 +253,7 @@ class Sessions:
             self._rest(session)
             return
         gateway, correlation = session.waiting.pop(0)
-        gateway.send_always(self._grant(session, gateway, correlation))
+        gateway.send_always(self._grant(session, gateway, correlation, session.owner))
         if session.waiting:
             self._take(session)
 
