@@ -215,7 +215,7 @@ class Leases:
     # --- what holders say ---
 
     def ack(self, node: str, seqs: Sequence[int], numbers: Sequence[int] | None = None) -> list[Lease]:
-        """Those that end now; `done` or `undo` says how it went."""
+        """Those that end now; `remove` or `undo` says how it went."""
         return self._apply(Event.ACK, node, seqs, numbers)
 
     def nack(
