@@ -225,6 +225,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     if not settings.loopback and not settings.api_keys and not settings.allow_insecure_no_auth:
         raise SettingsError(
             f"refusing to serve {settings.host} without API keys: anyone who reaches it could read and write. "
-            "Set TOPICS_API_KEYS_FILE, bind to 127.0.0.1, or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 on a network you trust."
+            "Set TOPICS_API_KEYS_FILE, bind to 127.0.0.1, or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 on a network you "
+            "trust."
         )
     return settings
