@@ -172,6 +172,8 @@ class Supervisor:
                 self._nursery = nursery
                 nursery.start_soon(self._obey_signals, arrivals)
                 nursery.start_soon(self._watch_heartbeats)
+                if not self._settings.api_keys:
+                    self._log.warning("no_api_keys", means="everyone who reaches this server may read and write")
                 if self._plan.changes:
                     self._log.info(
                         "shard_count_changes",

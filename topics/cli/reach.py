@@ -55,6 +55,8 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
 def words(failure: BaseException) -> str:
     if isinstance(failure, Unreachable):
         return f"{failure}. Is a server running there? Start one with `topics serve`, or name another with --url."
+    if isinstance(failure, ApiError) and failure.code == "unauthorized":
+        return f"{failure}. Put a key into TOPICS_API_KEY."
     if isinstance(failure, ApiError) and failure.code not in ("topic_not_found", "invalid_request"):
         return f"{failure} ({failure.code})"
     return str(failure)

@@ -23,12 +23,21 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     tls: bool = False  # the server itself speaks none; a proxy before it may
     prefix: str = ""  # of every path, if a proxy serves us below one
+    key: str | None = None  # what every request is signed with
 
     @property
     def authority(self) -> str:
         """As in the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    @property
+    def credentials(self) -> list[tuple[str, str]]:
+        """As headers."""
+        return [("Authorization", f"Bearer {self.key}")] if self.key else []
+
+    def __repr__(self) -> str:
+        return f"Address({self})"  # a key is not to be printed by accident
 
     def __str__(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
@@ -47,7 +56,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
             raise Unreachable(f"no connection to {self}: {_words(error)}") from None
 
 
-def parse_url(url: str) -> Address:
+def parse_url(url: str, *, key: str | None = None) -> Address:
     """`http://host:port`; the scheme may be left out."""
     text = url if "://" in url else f"http://{url}"
     try:
@@ -64,7 +73,7 @@ def parse_url(url: str) -> Address:
     tls = parts.scheme == "https"
     if port is None:
         port = 443 if tls else 80
-    return Address(host=parts.hostname, port=port, tls=tls, prefix=parts.path.rstrip("/"))
+    return Address(host=parts.hostname, port=port, tls=tls, prefix=parts.path.rstrip("/"), key=key)
 
 
 def _words(error: BaseException) -> str:

@@ -10,6 +10,7 @@ leased jobs that nobody knows of: they come back when their lease ends, as those
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -39,6 +40,7 @@ from topics.client.subscription import Subscription, open_subscription
 from topics.client.work import Work, open_work
 from topics.errors import ApiError
 
+KEY_VARIABLE = "TOPICS_API_KEY"
 _T = TypeVar("_T")
 
 # How long one append is tried. Less than the two minutes for which a server remembers a key by default: a try that
@@ -343,12 +345,15 @@ def _silent(text: str) -> None:
 
 
 @asynccontextmanager
-async def connect(url: str = DEFAULT_URL, *, notice: Callable[[str], None] = _silent) -> AsyncIterator[Client]:
+async def connect(
+    url: str = DEFAULT_URL, *, key: str | None = None, notice: Callable[[str], None] = _silent
+) -> AsyncIterator[Client]:
     """A client of the server at this address. `notice` is told in words when something is lost and found again.
 
     The connection is made with the first request. If that fails it is an error; what is lost later is tried again.
+    A server with API keys wants one: `key`, or else TOPICS_API_KEY of the environment.
     """
-    client = Client(parse_url(url), notice=notice)
+    client = Client(parse_url(url, key=key or os.environ.get(KEY_VARIABLE) or None), notice=notice)
     try:
         yield client
     finally:

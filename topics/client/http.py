@@ -102,7 +102,7 @@ class HttpConnection:
         return self._judge(response, content)
 
     async def _send(self, stream: trio.abc.Stream, method: str, path: str, body: bytes) -> None:
-        headers = [("Host", self._address.authority), ("User-Agent", "topics")]
+        headers = [("Host", self._address.authority), ("User-Agent", "topics"), *self._address.credentials]
         if body:
             headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
         request = h11.Request(method=method, target=self._address.prefix + path, headers=headers)

@@ -198,6 +198,7 @@ class Feed:
                 stream,
                 self._address.authority,
                 f"{self._address.prefix}/v0/ws",
+                extra_headers=[(name.encode(), value.encode()) for name, value in self._address.credentials],
                 max_message_size=MAX_MESSAGE_CHARS,
                 receive_buffer_size=_RECEIVE_BYTES,
             )

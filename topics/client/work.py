@@ -160,7 +160,12 @@ class Feed:
         stream = await self._address.open_stream()
         self._first, self._ended = True, False
         protocol = h11.Connection(h11.CLIENT)
-        headers = [("Host", self._address.authority), ("User-Agent", "topics"), ("Accept", "text/event-stream")]
+        headers = [
+            ("Host", self._address.authority),
+            ("User-Agent", "topics"),
+            ("Accept", "text/event-stream"),
+            *self._address.credentials,
+        ]
         request = h11.Request(method="GET", target=self._address.prefix + self._path, headers=headers)
         try:
             sent = (protocol.send(request) or b"") + (protocol.send(h11.EndOfMessage()) or b"")
