@@ -89,9 +89,9 @@ def _parse(entry: str, *, where: str) -> Key:
         scopes = 0
         for name in rest[0].split("+"):
             if name not in _NAMES:
-                raise SettingsError(
-                    f"{where}: {name!r} is no scope; they are read, write, delete and admin (r, w, d, a, rw), "
-                    "joined by +"
+                raise SettingsError(  # without what stands there: it may be the rest of a secret with a colon
+                    f"{where}: what follows the first colon is no set of scopes; they are read, write, delete and "
+                    "admin (r, w, d, a, rw), joined by +"
                 )
             scopes |= _NAMES[name]
     prefixes: tuple[str, ...] = ()

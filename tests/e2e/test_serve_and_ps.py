@@ -125,7 +125,7 @@ def test_ps_looks_where_serve_puts_its_data_by_default(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, object], list[str]]] = {
     "public without keys": ({"TOPICS_HOST": "0.0.0.0"}, ["0.0.0.0", "TOPICS_ALLOW_INSECURE_NO_AUTH", "API keys"]),
-    "keys": ({"TOPICS_API_KEYS": "secret-key:reed"}, ["TOPICS_API_KEYS", "reed", "read, write, delete and admin"]),
+    "keys": ({"TOPICS_API_KEYS": "secret-key:reed"}, ["TOPICS_API_KEYS", "key 1", "read, write, delete and admin"]),
     "port too large": ({"TOPICS_PORT": 70_000}, ["TOPICS_PORT", "70000", "65535"]),
     "no shards": ({"TOPICS_WAL_SHARDS": 0}, ["TOPICS_WAL_SHARDS", "1 to 64"]),
     "log level": ({"TOPICS_LOG": "loud"}, ["TOPICS_LOG", "loud", "debug"]),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ApiError
 from topics.keys import Key, Keyring, Scope
+from topics.storage.config import TopicConfig
 
 if TYPE_CHECKING:
     from topics.gateway.routes import Route
@@ -68,6 +69,12 @@ def check_names(key: Key | None, names: Iterable[str]) -> None:
         for name in names:
             if not key.covers(name):
                 raise outside(name)
+
+
+def check_config(key: Key | None, config: TopicConfig) -> None:
+    """A queue's dead letters are written on behalf of whoever configured it."""
+    if config.dead_letter is not None:
+        check_names(key, [config.dead_letter])
 
 
 def check_scope(key: Key | None, scope: int) -> None:

@@ -142,7 +142,7 @@ class Connection(H2Protocol):  # type: ignore[misc]
         self.keep_alive_requests += 1
         headers = filter_pseudo_headers(request.headers)
         if head[b":method"] == b"CONNECT":
-            tunnel = Tunnel(self, stream_id, head, dict(headers))
+            tunnel = Tunnel(self, stream_id, head, _joined(headers))
             self.streams[stream_id] = tunnel
             self.task_group.spawn(tunnel.run, self._serve_tunnel)
             return
@@ -298,3 +298,11 @@ class Tunnel:
     async def end(self) -> None:
         """Returns when all of it is with the socket."""
         await self._connection.stream_send(EndData(self._stream_id))
+
+
+def _joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """By name; what stands there twice is joined, so that nobody can choose which of two keys is looked at."""
+    joined: dict[bytes, bytes] = {}
+    for name, value in headers:
+        joined[name] = b", ".join((joined[name], value)) if name in joined else value
+    return joined

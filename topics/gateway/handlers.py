@@ -21,7 +21,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
-from topics.gateway.guard import check_names
+from topics.gateway.guard import check_config
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 
@@ -57,6 +57,8 @@ class Handlers:
     def append(self, request: Request) -> Outcome:
         topic = request.name
         head, batch = bodies.decode_append(request.body, topic, self.settings, key=request.idempotency_key)
+        if head.config is not None:
+            check_config(request.key, head.config)
         return _AppendCall(
             shard=request.shard,
             op=Op.APPEND,
@@ -92,8 +94,7 @@ class Handlers:
 
     def put_topic(self, request: Request) -> Outcome:
         config, kind = bodies.decode_config(request.body, request.name)
-        if config.dead_letter is not None:
-            check_names(request.key, [config.dead_letter])
+        check_config(request.key, config)
 
         def render(answer: messages.TopicPut, _: bytes | memoryview) -> Response:
             content = {"topic": request.name, "created": answer.created, "config": answer.config}

@@ -81,7 +81,8 @@ class RouterHandlers:
 
     def drop_topic(self, request: Request) -> Outcome:
         def answer(deleted: bool, removed: list[str]) -> Response:
-            content = {"topic": request.name, "deleted": deleted, "routers_removed": removed}
+            shown = [router for router in removed if request.key is None or request.key.covers(router)]
+            content = {"topic": request.name, "deleted": deleted, "routers_removed": shown}
             return Response(200, with_performance(content, request.started_ns))
 
         def cascade(answers: list[messages.TopicDropped]) -> Outcome:

@@ -268,7 +268,8 @@ class Socket:
         check_name(command.topic)
         self._authorize(Scope.WRITE, [command.topic])
         if command.config is not None:
-            self._authorize(Scope.ADMIN, [command.topic])
+            dead_letter = command.config.dead_letter
+            self._authorize(Scope.ADMIN, [command.topic] if dead_letter is None else [command.topic, dead_letter])
         topic = command.topic
         shard = owner_of_name(topic, self._shards)
         settings = self._streams.settings

@@ -1,0 +1,304 @@
+"""The guard by itself: which key a request has, whether that is enough, and what the table of routes asks for.
+
+Also what a gateway remembers of heads: never a secret.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from e2e.keyed import AREAS, KEYS, PROBES, ROUTES, SCOPES, STREAMS
+from e2e.keyed import Route as Expected
+from parts import queues, routers, watches
+
+from topics.errors import ApiError
+from topics.gateway.guard import Guard, check_names, check_scope, owner_of
+from topics.gateway.handlers import Handlers
+from topics.gateway.head import Heads
+from topics.gateway.routes import Route, Routes
+from topics.keys import Key, Scope, digest_of, parse_keys
+from topics.settings import Settings
+from topics.shm.counters import Board
+
+FLAGS = {"read": Scope.READ, "write": Scope.WRITE, "delete": Scope.DELETE, "admin": Scope.ADMIN}
+
+
+@pytest.fixture(scope="module")
+def routes() -> Routes:
+    handlers = Handlers(Settings(), shards=2, board=Board.create(["shard-0"]))
+    return Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2))
+
+
+def keys(text: str) -> tuple[Key, ...]:
+    return parse_keys(text, source="test")
+
+
+def guard(text: str, *, probes: bool = False) -> Guard:
+    return Guard(keys(text), probes=probes)
+
+
+def route(
+    name: str = "", *, scope: int = 0, query: Mapping[str, str] | None = None, token: bool = False, **more: Any
+) -> Route:
+    return Route(lambda request: None, name, 0, dict(query or {}), False, scope, token=token, **more)  # type: ignore[arg-type, return-value]
+
+
+def refusal(guard: Guard, to: Route, *authorization: bytes) -> str:
+    with pytest.raises(ApiError) as caught:
+        guard.admit(to, authorization)
+    assert caught.value.status == {"unauthorized": 401, "forbidden": 403}[caught.value.code]
+    return caught.value.code
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+
+def test_there_is_no_route_whose_needs_are_not_known(routes: Routes) -> None:
+    """A route that somebody adds has to be thought about here."""
+    found = {
+        (method, "/" + "/".join("*" if part == "\0" else part for part in path))
+        for path, methods in routes._table.items()
+        for method in methods
+    }
+    watch = "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA"
+    expected = {
+        (known.method, known.path.partition("?")[0].replace("{name}", "*").replace(watch, "/v0/watch/*"))
+        for known in ROUTES
+        if known.method != "HEAD"
+    }
+    assert found == expected | {("GET", probe) for probe in PROBES}
+
+
+@pytest.mark.parametrize("expected", ROUTES, ids=str)
+def test_what_a_route_asks_for(routes: Routes, expected: Expected) -> None:
+    found = routes.find(expected.method, expected.path.format(name="in:x"))
+    assert Scope(found.scope) == sum((FLAGS[scope] for scope in expected.needs), Scope(0))
+    assert bool(found.name and found.named) == (expected.named and expected.path != "/v0/watch")
+    assert found.token == (expected.path in STREAMS)
+    assert not found.probe
+
+
+@pytest.mark.parametrize("path", PROBES)
+def test_what_a_probe_asks_for(routes: Routes, path: str) -> None:
+    found = routes.find("GET", path)
+    assert (found.probe, found.scope, found.token, found.name) == (True, 0, False, "")
+
+
+@pytest.mark.parametrize("expected", [known for known in ROUTES if known.path != "/v0/watch"], ids=str)
+def test_every_key_on_every_route(routes: Routes, expected: Expected) -> None:
+    every = guard(",".join(key.entry for key in KEYS))
+    found = routes.find(expected.method, expected.path.format(name="in:x"))
+    for key in KEYS:
+        authorization = b"Bearer " + key.secret.encode()
+        if expected.allows(key.scopes, key.area):
+            admitted = every.admit(found, [authorization])
+            assert admitted is not None
+            assert admitted.digest == digest_of(key.secret.encode())
+        else:
+            assert refusal(every, found, authorization) == "forbidden", key
+
+
+# --- which key ---------------------------------------------------------------------------------------
+
+GOOD = [
+    b"Bearer one",
+    b"bearer one",
+    b"BEARER one",
+    b"bEaReR one",
+    b"Bearer  one",
+    b"Bearer one ",
+    b"Bearer \tone",
+]
+BAD = [
+    b"",
+    b" ",
+    b"one",
+    b"Bearer",
+    b"Bearer ",
+    b"Bearer  ",
+    b"Bearer\tone",
+    b"Bearerone",
+    b"Bearer: one",
+    b"Bearer=one",
+    b" Bearer one",
+    b"Basic one",
+    b"Basic b25lOg==",
+    b"Bearer one two",
+    b"Bearer one,",
+    b"Bearer one, Bearer one",
+    b"Bearer one:read",
+    b"Bearer on",
+    b"Bearer onee",
+    b"Bearer ONE",
+    b'Bearer "one"',
+    b"Bearer %6fne",
+    b"Bearer \xff\xfe\x80",
+    b"Bearer o\xc3\xb1e",
+    b"Bearer " + b"x" * 10_000,
+    digest_of(b"one"),
+    b"Bearer " + digest_of(b"one"),
+    b"Bearer " + digest_of(b"one").hex().encode(),
+]
+
+
+@pytest.mark.parametrize("header", GOOD)
+def test_a_token_as_it_may_be_written(header: bytes) -> None:
+    assert guard("one:r,two:w").admit(route(scope=1), [header]) is not None
+
+
+@pytest.mark.parametrize("header", BAD, ids=lambda header: repr(header[:24]))
+def test_what_is_no_known_token(header: bytes) -> None:
+    assert refusal(guard("one:r,two:w"), route(scope=1), header) == "unauthorized"
+
+
+def test_no_header_or_two() -> None:
+    both = guard("one,two")
+    assert refusal(both, route()) == "unauthorized"
+    assert refusal(both, route(), b"Bearer one", b"Bearer one") == "unauthorized"
+    assert refusal(both, route(), b"Bearer one", b"Bearer two") == "unauthorized"
+
+
+def test_a_refusal_repeats_nothing_of_the_token() -> None:
+    for header in (b"Bearer Zq9secret", b"Zq9secret", b"Basic Zq9secret"):
+        with pytest.raises(ApiError) as caught:
+            guard("one").admit(route(), [header])
+        assert "Zq9secret" not in f"{caught.value} {caught.value.message} {caught.value.detail}"
+
+
+def test_unknown_before_forbidden() -> None:
+    """Who is not known is not told what would have been needed."""
+    assert refusal(guard("one:r"), route("x", scope=15), b"Bearer two") == "unauthorized"
+
+
+def test_without_keys_nothing_is_looked_at() -> None:
+    off = Guard((), probes=True)
+    assert not off.on
+    for headers in ([], [b"nonsense"], [b"Bearer x", b"Bearer y"]):
+        assert off.admit(route("any", scope=15), headers) is None
+
+
+# --- in the query ------------------------------------------------------------------------------------
+
+
+def test_a_token_in_the_query_of_a_stream_alone() -> None:
+    one = guard("one")
+    query = {"token": "one"}
+    assert one.admit(route(query=query, token=True), []) is not None
+    assert refusal(one, route(query=query)) == "unauthorized"
+    assert refusal(one, route(query={"token": "two"}, token=True)) == "unauthorized"
+    assert refusal(one, route(query={"token": ""}, token=True)) == "unauthorized"
+    assert refusal(one, route(query={"Token": "one"}, token=True)) == "unauthorized"
+    assert refusal(one, route(query={"token": "Bearer one"}, token=True)) == "unauthorized"
+    assert refusal(one, route(query={"token": "\u00fc"}, token=True)) == "unauthorized"
+
+
+def test_a_bad_header_is_not_mended_by_the_query() -> None:
+    one = guard("one")
+    assert refusal(one, route(query={"token": "one"}, token=True), b"Bearer two") == "unauthorized"
+    assert one.admit(route(query={"token": "two"}, token=True), [b"Bearer one"]) is not None
+
+
+def test_the_scopes_count_for_a_token_in_the_query_too() -> None:
+    assert refusal(guard("one:r"), route(scope=2, query={"token": "one"}, token=True)) == "forbidden"
+
+
+# --- probes ------------------------------------------------------------------------------------------
+
+
+def test_probes_are_open_unless_said_otherwise() -> None:
+    probe = route(probe=True)
+    assert guard("one").admit(probe, []) is None
+    assert guard("one").admit(probe, [b"Bearer wrong"]) is None
+    strict = guard("one,two:d:x", probes=True)
+    assert refusal(strict, probe) == "unauthorized"
+    assert refusal(strict, probe, b"Bearer wrong") == "unauthorized"
+    assert strict.admit(probe, [b"Bearer two"]) is not None
+
+
+# --- what is missing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has", range(1, 16))
+@pytest.mark.parametrize("needs", range(1, 16))
+def test_the_refusal_names_what_is_missing(has: int, needs: int) -> None:
+    names = [name for name in SCOPES if FLAGS[name] & has]
+    only = guard(f"one:{'+'.join(names)}")
+    missing = [name for name in SCOPES if FLAGS[name] & needs & ~has]
+    if not missing:
+        assert only.admit(route(scope=needs), [b"Bearer one"]) is not None
+        return
+    with pytest.raises(ApiError) as caught:
+        only.admit(route(scope=needs), [b"Bearer one"])
+    assert caught.value.detail == {"scopes": missing}
+
+
+def test_checks_of_the_handlers() -> None:
+    (key,) = keys(f"one:read+write:{AREAS['in']}")
+    check_names(None, ["anything"])
+    check_names(key, [])
+    check_names(key, ["in:a", "also.b"])
+    with pytest.raises(ApiError) as caught:
+        check_names(key, ["in:a", "out:b", "in:c"])
+    assert (caught.value.code, caught.value.detail) == ("forbidden", {"name": "out:b"})
+    check_scope(None, 15)
+    check_scope(key, Scope.READ | Scope.WRITE)
+    with pytest.raises(ApiError) as caught:
+        check_scope(key, Scope.READ | Scope.ADMIN)
+    assert (caught.value.code, caught.value.detail) == ("forbidden", {"scopes": ["admin"]})
+    assert owner_of(None) == b""
+    assert owner_of(key) == digest_of(b"one")
+
+
+# --- what is remembered of heads ---------------------------------------------------------------------
+
+
+def head_of(target: str, *lines: str, method: str = "GET") -> bytes:
+    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: t", *lines, "", ""]).encode("latin-1")
+
+
+def test_heads_that_differ_in_the_key_alone_are_not_confused(routes: Routes) -> None:
+    heads = Heads(routes, max_body_bytes=1_000, guard=guard("aaa:r,bbb:w,ccc:r:out:"))
+    seen: list[tuple[str, str | None, bytes | None]] = []
+    for secret in ("aaa", "bbb", "ccc", "ddd") * 2:
+        head = heads.get(head_of("/v0/topics/in:x", f"Authorization: Bearer {secret}"))
+        seen.append((secret, head.error and head.error.code, head.key and head.key.digest))
+    expected = [
+        ("aaa", None, digest_of(b"aaa")),
+        ("bbb", "forbidden", None),
+        ("ccc", "forbidden", None),
+        ("ddd", "unauthorized", None),
+    ]
+    assert seen == expected * 2
+
+
+def everything_from(root: object) -> list[object]:
+    """All objects that can be reached, but for modules, classes and functions: what is remembered is in none of these."""
+    seen: dict[int, object] = {}
+    todo = [root]
+    while todo:
+        found = todo.pop()
+        if id(found) in seen or isinstance(found, type | type(gc) | type(everything_from)):
+            continue
+        seen[id(found)] = found
+        todo.extend(gc.get_referents(found))
+        for name in getattr(type(found), "__struct_fields__", ()):  # those with gc=False are not followed otherwise
+            todo.append(getattr(found, name))
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("secret", ["Zq9known", "Zq9stranger"])
+def test_no_secret_is_remembered(routes: Routes, secret: str) -> None:
+    heads = Heads(routes, max_body_bytes=1_000, guard=guard("Zq9known:r"))
+    paths = ("/v0/topics", "/v0/topics/a", "/v0/health", f"/v0/topics/q/work?node=w&token={secret}", "/v0/nothing")
+    for path in paths:
+        for method in ("GET", "DELETE"):
+            heads.get(head_of(path, f"Authorization: Bearer {secret}", method=method))
+            heads.get(head_of(path, f"Authorization: {secret}", method=method))
+    assert heads._known, "nothing is remembered: this test looks at nothing"
+    texts = [found for found in everything_from(heads) if isinstance(found, str | bytes | bytearray)]
+    assert any(found == digest_of(b"Zq9known") for found in texts)
+    found = [text for text in texts if secret in (text if isinstance(text, str) else bytes(text).decode("latin-1"))]
+    assert not found
