@@ -854,3 +854,48 @@ def test_memory_follows_leases_and_not_jobs(tmp_path: Path) -> None:
             tracemalloc.stop()
 
     play(tmp_path, script, ring_bytes=1 << 20)
+
+
+# --- who is woken ------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_into_a_ring_is_not_slept_on(tmp_path: Path) -> None:
+    """A table larger than the ring is on its way to the shard, and questions behind it."""
+
+    async def script(house: House) -> None:
+        house.make("q", 900)
+        for node in "abcdefgh":
+            await house.claim("q", node * 100, 100, 600_000)
+        await house.pass_time(LOGGED_MS)
+        queue = house.table("q")
+        queue.checkpoint()
+        claim = house.gateway.claim("q", "z", 5)
+        await house.settle()
+        assert claim.done, "at once, and not when somebody happens to look"
+        assert claim.value.seqs == [801, 802, 803, 804, 805]
+        ack = house.gateway.ack("q", "z", [801])
+        await house.settle()
+        assert ack.value.skipped == []
+
+    play(tmp_path, script, ring_bytes=8_192)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_coordinator_that_returns_before_the_disk_has_synced(tmp_path: Path, durable: bool) -> None:
+    """The first lease of a queue makes its log. What was answered is known to the next one, however slow the disk."""
+
+    async def script(house: House) -> None:
+        house.make("q", 2, leases_durable=durable)
+        house.shard.syncs = False
+        claim = house.gateway.claim("q", "a", 1, 600_000)
+        await house.pass_time(LOGGED_MS)
+        answered = claim.done
+        assert answered is not durable
+        await house.queue_dies_and_returns()
+        other = house.gateway.claim("q", "b", 2, 600_000)
+        await house.pass_time(LOGGED_MS)
+        house.shard.syncs = True
+        await house.pass_time(LOGGED_MS)
+        assert other.value.seqs == ([2] if answered else [1, 2])
+
+    play(tmp_path, script)
