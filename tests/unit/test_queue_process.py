@@ -1103,3 +1103,57 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
         assert await house.counts("q") == (5, 0, 0)
 
     play(tmp_path, script)
+
+
+def test_who_came_first_is_not_overtaken_for_ever(tmp_path: Path) -> None:
+    """Jobs so large that a pass has one of them, and somebody new in every pass."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        for number in range(8):
+            house.owner("q").shard.append("q", [Record(b'"%d%b"' % (number, b"x" * 5 * limits.MIB))])
+        await house.settle()
+        house.hold()
+        claims = [house.gateway.claim("q", node, 1) for node in "ab"]
+        for node in "cdefg":
+            claims.append(house.gateway.claim("q", node, 1))
+            await house.step((house.queue, "gateway-0"))
+            for _ in range(400):
+                house.let(house.shard, "queue")
+                house.let(house.queue, "shard-0")
+                house.let(house.gateway, "queue")
+                if not house.shard.links["queue"].waiting and not house.queue.links["shard-0"].waiting:
+                    break
+                await house.rest()
+        order = [claim.value.seqs[0] for claim in claims if claim.done]
+        assert order == sorted(order), "first come, first served"
+        assert claims[1].done
+        house.release()
+        await house.settle()
+        assert [claim.value.seqs for claim in claims] == [[number] for number in range(1, 8)]
+
+    play(tmp_path, script, ring_bytes=1 << 22)
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_what_a_stream_has_no_room_for_is_a_claims(tmp_path: Path, turn: int) -> None:
+    """Of two jobs the stream can be given one: a claim does not come back empty because of the other."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        worker = house.gateway.work("q", "w", 10, 600_000)
+        await house.settle()
+        worker.socket.stalled = True
+        house.table("q").passes._turn = turn
+        house.hold()
+        house.owner("q").shard.append("q", [Record(b'"%b"' % (b"x" * 5_000)) for _ in range(2)])
+        house.shard.round()
+        claim = house.gateway.claim("q", "a", 1, 600_000)
+        house.release()
+        await house.settle()
+        worker.socket.stalled = False
+        await house.settle()
+        assert len(claim.value.seqs) == 1
+        assert len(worker.jobs) == 1
+
+    play(tmp_path, script, stream_backlog_bytes=4_096)
