@@ -125,22 +125,29 @@ class ShardProcess:
     @property
     def is_awake(self) -> bool:
         busy = self.syncs and self.shard.syncer.busy
-        return self.alive and (self.stays_awake or self.bell.rung or busy or self._has_work())
-
-    def _has_work(self) -> bool:
-        return any(link.has_work() for link in self.links.values())
+        return self.alive and (self.stays_awake or self.bell.rung or busy)
 
     def link_up(self, peer: str, link: GatedLink) -> None:
         """The coordinator first, as in the process."""
         self.links = {peer: link, **self.links} if peer == "queue" else {**self.links, peer: link}
 
     def link_down(self, peer: str) -> None:
-        if (link := self.links.pop(peer, None)) is not None:
+        if (link := self.links.get(peer)) is not None:
+            if peer == "queue":
+                self._empty(link)
+            del self.links[peer]
             self.engine.caller_gone(link.writer)
             link.close()
 
+    def _empty(self, link: GatedLink) -> None:
+        """The last words of the coordinator are in the ring."""
+        link.allowed = ALL
+        for message in link.drain():
+            self.engine.handle(message, link.writer)
+        self.stays_awake = True
+
     def round(self) -> None:
-        """What the process does between two waits."""
+        """What the process does between two waits. Before it sleeps it looks for work once more."""
         self.bell.rung = False
         engine = self.engine
         engine.begin_round(0)
@@ -153,7 +160,7 @@ class ShardProcess:
         self.flush()
         engine.tails.push()
         self.flush()
-        self.stays_awake = engine.tails.can_push()
+        self.stays_awake = any(link.has_work() for link in self.links.values()) or engine.tails.can_push()
 
     def sync(self) -> bool:
         """A sync that was begun ends."""
@@ -315,6 +322,7 @@ class Gateway:
         self.workers: list[Worker] = []
         self.asked: dict[int, tuple[Op, Any]] = {}  # by correlation
         self.alive = True
+        self.stays_awake = True
         self._left: set[int] = set()  # calls whose clients left: an answer may come or not
 
     def _unasked(self, peer: int, message: bytes) -> None:
@@ -328,7 +336,7 @@ class Gateway:
 
     @property
     def is_awake(self) -> bool:
-        return self.alive and (self.bell.rung or self.calls.has_answers() or self._can_send())
+        return self.alive and (self.stays_awake or self.bell.rung or self._can_send())
 
     def _can_send(self) -> bool:
         return any(worker.socket.sent < worker.socket.written and not worker.socket.stalled for worker in self.workers)
@@ -340,6 +348,7 @@ class Gateway:
         for worker in self.workers:
             worker.socket.drain()
         self.calls.flush()
+        self.stays_awake = self.calls.has_answers()
 
     def link_up(self, peer: str, link: GatedLink) -> None:
         self.links[peer] = link
@@ -415,6 +424,8 @@ class QueueProcess:
         self.bell = Bell()
         self.warnings: list[tuple[str, dict[str, Any]]] = []
         self.rounds = 0
+        self.stays_awake = True
+        self.due_ms: int | None = None  # when it wakes by itself, as it was when it went to sleep
         note = lambda text, **more: self.warnings.append((text, more))  # noqa: E731
         self.context: Any = SimpleNamespace(
             settings=house.settings,
@@ -443,17 +454,22 @@ class QueueProcess:
 
     @property
     def is_awake(self) -> bool:
-        return self.bell.rung or self.coordinator._has_work() or self.is_due
+        return self.stays_awake or self.bell.rung or self.is_due
 
     @property
     def is_due(self) -> bool:
-        deadline_ns = self.coordinator._next_deadline_ns()
-        return deadline_ns is not None and deadline_ns - time.monotonic_ns() < 500_000
+        return self.due_ms is not None and self._wall.wall_ms >= self.due_ms
 
     def round(self) -> None:
+        """One turn of its loop, up to the moment when it sleeps: what its tasks do then it must be woken for."""
         self.bell.rung = False
         self.rounds += 1
         self.coordinator._round()
+        self.stays_awake = self.coordinator._has_work()
+        deadline_ns = self.coordinator._next_deadline_ns()
+        self.due_ms = None
+        if deadline_ns is not None:
+            self.due_ms = self._wall.wall_ms + max(0, round((deadline_ns - time.monotonic_ns()) / 1e6))
 
     def link_up(self, peer: str, link: GatedLink) -> None:
         self.links[peer] = link
@@ -657,13 +673,18 @@ class House:
             link.allowed = 0
 
     def release(self) -> None:
+        """Messages go through again, and whoever slept on some looks."""
         for link in self._links():
             link.allowed = ALL
+        for process in self._everyone():
+            process.stays_awake = True
+
+    def _everyone(self) -> list[Any]:
+        others = [each for each in [*self.shards, *self.gateways] if each.alive]
+        return [*others, self.queue] if self.queue is not None else others
 
     def _links(self) -> list[GatedLink]:
-        processes = [self.queue] if self.queue is not None else []
-        owners: list[Any] = [*processes, *(each for each in [*self.shards, *self.gateways] if each.alive)]
-        return [link for owner in owners for link in owner.links.values()]
+        return [link for process in self._everyone() for link in process.links.values()]
 
     def let(self, owner: Any, peer: str, most: int = ALL) -> int:
         """Let messages through to their owner, who takes them at once. How many there were to take."""
@@ -687,8 +708,7 @@ class House:
             shard.stays_awake |= shard.alive  # tests ask shards directly too
         for rounds in range(most):
             await self.rest()
-            everyone: list[Any] = [*self.shards, *self.gateways, *([self.queue] if self.queue else [])]
-            awake = [process for process in everyone if process.is_awake]
+            awake = [process for process in self._everyone() if process.is_awake]
             if not awake:
                 return rounds
             for process in awake:

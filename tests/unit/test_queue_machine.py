@@ -4,8 +4,8 @@ The oracle knows what the coordinator said to gateways, and when; what clients a
 files when a coordinator dies. It holds against it:
 
 - a job is never lost, and never given to anybody after its ack was answered.
-- nobody is given a job while somebody else's lease of it is active: not expired, not given back, not forgotten together
-  with an event that never reached the shard. With `leases_durable` nothing that was answered is forgotten.
+- nobody is given a job while somebody else's lease of it is active: not expired, not given back, not forgotten because
+  first the shard and then the coordinator died. With `leases_durable` nothing that was answered is forgotten.
 - connections hold at most what they asked for; while a job is ready, no connection that could take it waits; closed
   ones hold nothing.
 - a claim sees the config that was in force when it was sent, or a later one.
@@ -60,6 +60,7 @@ class Active:
     deadline: int
     stream: int
     untouched: bool = True  # its holder has not said anything about it
+    sure: bool = True  # its event is on its way, or there: no shard has died meanwhile
 
 
 @dataclass
@@ -396,6 +397,8 @@ class Machine:
             self.return_shards()
             return
         self.note(f"shard-{number} dies")
+        for active in self.active.values():
+            active.sure = False
         self.house.shard_dies(number)
         if self.rng.random() < 0.6:
             self.return_shards()
@@ -420,8 +423,11 @@ class Machine:
         self.held = [held for held in self.held if held.gateway.alive]
 
     def reconcile(self) -> None:
-        """What the next coordinator can know: leases whose events never came are nobody's fault any more, unless the
-        topic promised otherwise."""
+        """What the next coordinator can know: leases whose events went with a shard are nobody's fault any more, unless
+        the topic promised otherwise."""
+        self.owner.round()
+        while self.owner.sync():
+            pass
         leased: dict[int, tuple[int, int]] = {}
         for event in self.owner.events(QUEUE) if self.exists else []:
             if event.event == "checkpoint":
@@ -439,7 +445,8 @@ class Machine:
             if active.stream and (worker is None or worker.stream._last_lease < active.lease):
                 del self.active[uid]  # it never got there
             elif lease != active.lease:
-                if self.durable and active.untouched and not self.jobs[uid].ack_sent and active.deadline >= now:
+                known = active.untouched and (self.durable or active.sure) and not self.jobs[uid].ack_sent
+                if known and active.deadline >= now:
                     raise AssertionError(f"job {uid}: lease {active.lease} was answered, but is not in the log")
                 del self.active[uid]
             else:

@@ -854,3 +854,306 @@ def test_memory_follows_leases_and_not_jobs(tmp_path: Path) -> None:
             tracemalloc.stop()
 
     play(tmp_path, script, ring_bytes=1 << 20)
+
+
+# --- who is woken ------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_into_a_ring_is_not_slept_on(tmp_path: Path) -> None:
+    """A table larger than the ring is on its way to the shard, and questions behind it."""
+
+    async def script(house: House) -> None:
+        house.make("q", 900)
+        for node in "abcdefgh":
+            await house.claim("q", node * 100, 100, 600_000)
+        await house.pass_time(LOGGED_MS)
+        queue = house.table("q")
+        queue.checkpoint()
+        claim = house.gateway.claim("q", "z", 5)
+        await house.settle()
+        assert claim.done, "at once, and not when somebody happens to look"
+        assert claim.value.seqs == [801, 802, 803, 804, 805]
+        ack = house.gateway.ack("q", "z", [801])
+        await house.settle()
+        assert ack.value.skipped == []
+
+    play(tmp_path, script, ring_bytes=8_192)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_coordinator_that_returns_before_the_disk_has_synced(tmp_path: Path, durable: bool) -> None:
+    """The first lease of a queue makes its log. What was answered is known to the next one, however slow the disk."""
+
+    async def script(house: House) -> None:
+        house.make("q", 2, leases_durable=durable)
+        house.shard.syncs = False
+        claim = house.gateway.claim("q", "a", 1, 600_000)
+        await house.pass_time(LOGGED_MS)
+        answered = claim.done
+        assert answered is not durable
+        await house.queue_dies_and_returns()
+        other = house.gateway.claim("q", "b", 2, 600_000)
+        await house.pass_time(LOGGED_MS)
+        house.shard.syncs = True
+        await house.pass_time(LOGGED_MS)
+        assert other.value.seqs == ([2] if answered else [1, 2])
+
+    play(tmp_path, script)
+
+
+def test_a_stream_whose_gateway_has_no_room_to_ask_waits(tmp_path: Path) -> None:
+    """More streams come back at once than fit into the ring: nobody is turned away for that."""
+
+    async def script(house: House) -> None:
+        house.make("q", 300)
+        workers = [house.gateway.work("q", f"{number:0100}", 1, 600_000) for number in range(200)]
+        await house.pass_time(2_000)
+        assert sum(len(worker.jobs) for worker in workers) == 200
+        await house.queue_dies_and_returns()
+        await house.pass_time(3_000)
+        assert not any(worker.errors for worker in workers)
+        assert set(house.table("q").workers) == {worker.number for worker in workers}
+        assert await house.counts("q") == (100, 200, 0)
+        workers[0].close()
+        workers[150].close()
+        await house.pass_time(3_000)
+        assert await house.counts("q") == (102, 198, 0)
+        assert len(house.table("q").workers) == 198
+
+    play(tmp_path, script, ring_bytes=8_192)
+
+
+# --- cohorts -----------------------------------------------------------------------------------------
+
+
+def test_a_window_gathers_claims_and_divides(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 6, claim_jitter_ms=500)
+        first = house.gateway.claim("q", "a", 6)
+        await house.pass_time(300)
+        later = [house.gateway.claim("q", node, 6) for node in "bc"]
+        await house.pass_time(199, step_ms=199)
+        assert not first.done
+        await house.pass_time(1, step_ms=1)
+        taken = [claim.value.seqs for claim in (first, *later)]
+        assert [len(some) for some in taken] == [2, 2, 2]
+        assert sorted(seq for some in taken for seq in some) == [1, 2, 3, 4, 5, 6]
+        empty = house.gateway.claim("q", "d")
+        await house.pass_time(499, step_ms=499)
+        assert not empty.done
+        await house.pass_time(1, step_ms=1)
+        assert empty.value.seqs == []
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("when", ["in the window", "in the pass", "while the queue is opened"])
+def test_who_leaves_a_cohort_gets_nothing(tmp_path: Path, when: str) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 4, claim_jitter_ms=500)
+        if when != "while the queue is opened":
+            house.gateway.claim("q", "nobody", 1, 100)
+            await house.pass_time(1_000)
+        house.hold()
+        leaver, stayer = house.gateway.claim("q", "a", 4), house.gateway.claim("q", "b", 2)
+        await house.step((house.queue, "gateway-0"))
+        if when == "in the pass":
+            house.move_clock(600)
+            house.queue.round()
+            assert house.shard.links["queue"].peek() == [Op.TAKE_JOBS]
+        house.gateway.abandon(leaver)
+        await house.step((house.queue, "gateway-0"))
+        house.release()
+        await house.pass_time(1_000)
+        assert stayer.value.seqs == [1, 2]
+        assert await house.counts("q") == (2, 2, 0)
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+def test_streams_and_claims_share_a_pass(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 0, claim_jitter_ms=200)
+        workers = [house.gateway.work("q", "w", 4, 600_000) for _ in range(2)]
+        await house.settle()
+        claim = house.gateway.claim("q", "a", 4)
+        await house.pass_time(100)
+        house.add("q", range(1, 7))
+        await house.pass_time(100)
+        assert [len(worker.jobs) for worker in workers] == [2, 2]
+        assert len(claim.value.seqs) == 2
+
+    play(tmp_path, script)
+
+
+def test_claims_without_a_window_are_served_as_they_came(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 5)
+        house.hold()
+        claims = [house.gateway.claim("q", node, 3) for node in "abc"]
+        house.release()
+        await house.settle()
+        assert [claim.value.seqs for claim in claims] == [[1, 2, 3], [4, 5], []]
+        assert [claim.value.ready for claim in claims] == [0, 0, 0]
+
+    play(tmp_path, script)
+
+
+# --- bounds, ends and sleeps -------------------------------------------------------------------------
+
+
+def test_there_is_a_bound_on_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_LEASES", 10)
+
+    async def script(house: House) -> None:
+        house.make("q", 30)
+        assert len(await house.claim("q", "a", 8, 1_000)) == 8
+        assert seqs(await house.claim("q", "b", 8, 600_000)) == [9, 10]
+        refused = house.gateway.claim("q", "c")
+        await house.settle()
+        assert refused.error == "throttled"
+        worker = house.gateway.work("q", "w", 3, 600_000)
+        await house.settle()
+        assert worker.seqs == []
+        await is_idle(house, 500)
+        await house.pass_time(2_000)
+        assert len(worker.seqs) == 3, "what expired is there for others"
+        assert len(await house.claim("q", "c", 20)) == 5
+        await house.ask(house.gateway.ack("q", "b", [9, 10]))
+        assert seqs(await house.claim("q", "c", 20)) == [11, 12]
+
+    play(tmp_path, script)
+
+
+def test_a_queue_that_nobody_uses_is_forgotten(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 3)
+        jobs = await house.claim("q", "a", 2)
+        await house.ask(house.gateway.ack("q", "a", seqs(jobs)))
+        await house.pass_time(limits.QUEUE_IDLE_MS + 3_000, step_ms=1_000)
+        assert house.coordinator._queues == {}
+        assert house.shard.events("q")[-1].event == "checkpoint"
+        assert await house.counts("q") == (1, 0, 0)
+        assert seqs(await house.claim("q", "a", 5, 600_000)) == [3]
+        await house.pass_time(limits.QUEUE_IDLE_MS + 3_000, step_ms=1_000)
+        assert list(house.coordinator._queues) == ["q"], "it holds a lease"
+        house.shard.shard.put("q", TopicConfig(type="queue", lease_ms=4_000))
+        house.add("q", [4])
+        jobs = await house.claim("q", "b")
+        assert jobs[0].deadline == house.wall.wall_ms + 4_000
+
+    play(tmp_path, script)
+
+
+def test_a_stop_writes_the_tables_down(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        for name in ("q", "r"):
+            house.make(name, 5)
+            await house.claim(name, "a", 2, 600_000)
+        house.coordinator._finish()
+        await house.queue_dies()
+        await house.settle()
+        for name in ("q", "r"):
+            last = house.owner(name).events(name)[-1]
+            assert (last.event, [job.seq for job in last.jobs]) == ("checkpoint", [1, 2])
+        house.queue_begins()
+        await house.settle()
+        assert await house.counts("q") == await house.counts("r") == (3, 2, 0)
+
+    play(tmp_path, script)
+
+
+def test_the_death_of_a_shard_is_not_the_others(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        here, there = "jobs", "jobs.dead"
+        for name in (here, there):
+            house.make(name, 5)
+            await house.claim(name, "a", 1, 600_000)
+        number = house.shards.index(house.owner(there))
+        house.shard_dies(number)
+        assert len(await house.claim(here, "b")) == 1
+        refused = house.gateway.claim(there, "b")
+        unknown = house.gateway.claim("jobs.dead", "b")
+        await house.settle()
+        assert refused.error == unknown.error == "shard_unavailable"
+        house.shard_returns(number)
+        await house.settle()
+        assert await house.counts(there) == (4, 1, 0)
+        assert await house.counts(here) == (3, 2, 0)
+        await is_idle(house)
+
+    play(tmp_path, script, shards=2)
+
+
+def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
+    """Time goes on: leases end, windows close, and a deadline is never before one that was given out."""
+
+    async def script(house: House) -> None:
+        house.make("q", 5, claim_jitter_ms=100)
+        claim = house.gateway.claim("q", "a", 1, 1_000)
+        await house.pass_time(200)
+        before = claim.value.jobs[0].deadline
+        house.wall.set_back_ms(3_600_000)
+        other = house.gateway.claim("q", "b", 1, 1_000)
+        await house.pass_time(1_000)
+        assert other.value.jobs[0].deadline >= before
+        await house.pass_time(6_000)
+        assert await house.counts("q") == (5, 0, 0)
+
+    play(tmp_path, script)
+
+
+def test_who_came_first_is_not_overtaken_for_ever(tmp_path: Path) -> None:
+    """Jobs so large that a pass has one of them, and somebody new in every pass."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        for number in range(8):
+            house.owner("q").shard.append("q", [Record(b'"%d%b"' % (number, b"x" * 5 * limits.MIB))])
+        await house.settle()
+        house.hold()
+        claims = [house.gateway.claim("q", node, 1) for node in "ab"]
+        for node in "cdefg":
+            claims.append(house.gateway.claim("q", node, 1))
+            await house.step((house.queue, "gateway-0"))
+            for _ in range(400):
+                house.let(house.shard, "queue")
+                house.let(house.queue, "shard-0")
+                house.let(house.gateway, "queue")
+                if not house.shard.links["queue"].waiting and not house.queue.links["shard-0"].waiting:
+                    break
+                await house.rest()
+        order = [claim.value.seqs[0] for claim in claims if claim.done]
+        assert order == sorted(order), "first come, first served"
+        assert claims[1].done
+        house.release()
+        await house.settle()
+        assert [claim.value.seqs for claim in claims] == [[number] for number in range(1, 8)]
+
+    play(tmp_path, script, ring_bytes=1 << 22)
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_what_a_stream_has_no_room_for_is_a_claims(tmp_path: Path, turn: int) -> None:
+    """Of two jobs the stream can be given one: a claim does not come back empty because of the other."""
+
+    async def script(house: House) -> None:
+        house.make("q")
+        worker = house.gateway.work("q", "w", 10, 600_000)
+        await house.settle()
+        worker.socket.stalled = True
+        house.table("q").passes._turn = turn
+        house.hold()
+        house.owner("q").shard.append("q", [Record(b'"%b"' % (b"x" * 5_000)) for _ in range(2)])
+        house.shard.round()
+        claim = house.gateway.claim("q", "a", 1, 600_000)
+        house.release()
+        await house.settle()
+        worker.socket.stalled = False
+        await house.settle()
+        assert len(claim.value.seqs) == 1
+        assert len(worker.jobs) == 1
+
+    play(tmp_path, script, stream_backlog_bytes=4_096)

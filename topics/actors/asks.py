@@ -95,6 +95,10 @@ class Asks:
         link.flush()
         return correlation, entry
 
+    def abandon(self, shard: int, correlation: int) -> None:
+        """Nobody will wait for this answer any more."""
+        self._waiting[shard].pop(correlation, None)
+
     # --- called back ---
 
     def call(self, shard: int, op: Op, head: Any, then: Then, body: bytes = b"") -> int:
@@ -156,8 +160,8 @@ class Asks:
 
     def _flush(self, shard: int, link: Link) -> None:
         if self._loud[shard]:
-            self._loud[shard] = False
             link.flush()
+            self._loud[shard] = link.writer.outbox_bytes > 0  # the rest will be as loud, when there is room for it
         else:
             link.writer.flush()
 

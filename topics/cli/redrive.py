@@ -129,6 +129,12 @@ class DeadLetter:
             raise CannotMove(f"record {self.seq} of {self.topic} would go where it is; name another queue with --to")
         return target
 
+    def no_such(self, target: str) -> str:
+        return (
+            f'record {self.seq} of {self.topic} would go to "{target}", which does not exist; create it, or name '
+            "another queue with --to"
+        )
+
 
 class Target(msgspec.Struct):
     name: str
@@ -151,7 +157,7 @@ class Shelf(Protocol):
 
 
 @asynccontextmanager
-async def open_shelf(client: Client, state: TopicState, glob: TagGlob | None) -> AsyncIterator[Shelf]:
+async def open_shelf(client: Client, state: TopicState, glob: TagGlob | None, *, most: int) -> AsyncIterator[Shelf]:
     queue = state.queue
     if queue is None or glob is not None:
         if queue is not None and queue.in_flight:
@@ -162,7 +168,7 @@ async def open_shelf(client: Client, state: TopicState, glob: TagGlob | None) ->
         yield LogShelf(client, state, glob)
     else:
         node = f"redrive-{uuid.uuid4().hex[:8]}"
-        async with client.work(state.topic, node, max=BATCH, lease_ms=LEASE_MS) as work:
+        async with client.work(state.topic, node, max=most, lease_ms=LEASE_MS) as work:
             yield QueueShelf(client, state, work, node)
 
 
@@ -314,14 +320,17 @@ class Redrive:
         state = await self._client.state(self._topic, patience_s=PATIENCE_S)
         await self._forget_removed()
         await self._decide_doubts()
-        async with open_shelf(self._client, state, self._glob) as shelf:
+        async with open_shelf(self._client, state, self._glob, most=self._room()) as shelf:
             while not self.stop:
-                room = BATCH if self._limit is None else min(BATCH, self._limit - self.tally.done)
-                letters = await shelf.take(room) if room else []
+                letters = await shelf.take(self._room()) if self._room() else []
                 if not letters:
                     break
                 await self._move(letters, shelf)
         await self._forget_removed()
+
+    def _room(self) -> int:
+        """For how many more, in one batch."""
+        return BATCH if self._limit is None else min(BATCH, self._limit - self.tally.done)
 
     async def _move(self, letters: Sequence[DeadLetter], shelf: Shelf) -> None:
         plan, failure = await self._plan(letters)
@@ -352,8 +361,7 @@ class Redrive:
         failure: TopicsError | None = None
         for letter in letters:
             try:
-                known = self._journal.is_written(letter.key)
-                plan.append((letter, None if known else await self._target(letter.target(self._to))))
+                plan.append((letter, None if self._journal.is_written(letter.key) else await self._target_of(letter)))
             except TopicsError as error:
                 failure = error
                 break
@@ -393,6 +401,15 @@ class Redrive:
             raise ApiError(error.code, words, error.detail) from None
         self._journal.write(letter.key)
         target.head_seq = max(target.head_seq, receipt.head_seq)
+
+    async def _target_of(self, letter: DeadLetter) -> Target:
+        name = letter.target(self._to)
+        try:
+            return await self._target(name)
+        except ApiError as error:
+            if error.code != "topic_not_found":
+                raise
+            raise CannotMove(letter.no_such(name)) from None
 
     async def _target(self, name: str) -> Target:
         if name not in self._targets:
@@ -516,7 +533,7 @@ async def survey(
                 found.obstacle = str(error)
                 break
             if not share.exists:
-                found.obstacle = f'topic "{share.target}" does not exist'
+                found.obstacle = letter.no_such(share.target)
                 break
             share.first_seq = share.first_seq or letter.seq
             share.last_seq = letter.seq

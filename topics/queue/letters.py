@@ -111,9 +111,11 @@ class Letters:
         moved: list[Lease] = []
         gone: list[Lease] = []
         refused: Exception | None = None
+        reads: list[tuple[int, Waiting]] = []
+        appends: list[tuple[Lease, int, int, Waiting]] = []
         try:
-            reads = [self._asks.send(queue.shard, Op.READ_RAW, self._read(queue, lease)) for lease in jobs]
-            appends = []
+            for lease in jobs:
+                reads.append(self._asks.send(queue.shard, Op.READ_RAW, self._read(queue, lease)))
             for lease, (correlation, entry) in zip(jobs, reads, strict=True):
                 piece, body = await self._asks.wait(queue.shard, correlation, entry)
                 if piece.seqs != [(lease.seq, 1)]:
@@ -128,6 +130,11 @@ class Letters:
                     refused = error
         except (ApiError, Unavailable) as error:
             refused = error
+        finally:
+            for correlation, _ in reads:
+                self._asks.abandon(queue.shard, correlation)
+            for _, shard, correlation, _ in appends:
+                self._asks.abandon(shard, correlation)
         queue.gone([lease.seq for lease in gone])
         if moved and (failed := await self._delete(moved, queue)) is not None:
             moved, refused = [], failed

@@ -81,7 +81,7 @@ class Jobs:
 
     # --- what the coordinator has to know ---
 
-    def _open(self, request: messages.OpenQueue, reply_to: ReplyTo, correlation: int) -> bytes:
+    def _open(self, request: messages.OpenQueue, reply_to: ReplyTo, correlation: int) -> bytes | None:
         topic = self._topics.get(request.topic)
         if topic is None:
             raise topic_not_found(request.topic)
@@ -93,13 +93,20 @@ class Jobs:
         self._watched[topic.id] = (reply_to, correlation)
         self._told[topic.id] = removals(topic)
         log = self._topics.get(log_name(topic.name))
-        log_from = log_head = 0
-        if log is not None:
-            log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
-        opened = messages.QueueOpened(
-            topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
-        )
-        return messages.pack(Op.OPEN_QUEUE, correlation, opened)
+
+        def answer(fsync_us: int) -> bytes:
+            log_from = log_head = 0
+            if log is not None:
+                log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
+            opened = messages.QueueOpened(
+                topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
+            )
+            return messages.pack(Op.OPEN_QUEUE, correlation, opened)
+
+        if log is not None and log.pending:
+            self._commit.wait_for_sync(reply_to, answer)  # some of it can't be read before
+            return None
+        return answer(0)
 
     @staticmethod
     def _last_checkpoint(log: Topic) -> int:
