@@ -275,7 +275,7 @@ def test_heads_that_differ_in_the_key_alone_are_not_confused(routes: Routes) -> 
 
 
 def everything_from(root: object) -> list[object]:
-    """All objects that can be reached, but for modules, classes and functions: what is remembered is in none of these."""
+    """All objects that can be reached, but for modules, classes and functions, which remember nothing."""
     seen: dict[int, object] = {}
     todo = [root]
     while todo:
