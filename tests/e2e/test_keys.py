@@ -1,0 +1,545 @@
+"""Who may do what, over sockets: every route with every kind of key in both lanes, names in bodies, lists, bad headers.
+
+A refusal is checked for its form by the client; that it had no effect is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from .client import Answer, Client, Lane, unique
+from .h2wire import H2Wire
+from .keyed import (
+    ENTRIES,
+    FULL,
+    INSIDER,
+    KEYS,
+    OTHER,
+    OUTSIDER,
+    PROBES,
+    READER,
+    ROUTES,
+    STREAMS,
+    WRITER,
+    Keyed,
+    KeyedWatching,
+    KeyedWorking,
+    Route,
+    bearer,
+)
+from .server import Server, eventually, run_topics
+from .wire import Wire, request
+
+pytestmark = pytest.mark.e2e
+
+ODD = "odd+key%41&=/?~"  # every sign of it must come through a query
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a key of every kind."""
+    folder = tmp_path_factory.mktemp("guarded")
+    server = Server(folder / "data", log=folder / "server.log", TOPICS_API_KEYS=f"{ENTRIES},{ODD}")
+    try:
+        server.wait_ready()
+        with Keyed(server.port, "http1", FULL) as api:
+            for name in ("in:watched", "in:source", "in:dest", "out:there"):
+                assert api.put(name).status == 201
+        yield server
+        assert "Traceback" not in server.output()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def by(guarded: Server, lane: Lane) -> Iterator[Callable[[str | None], Keyed]]:
+    """A client with this key, by one lane and then by the other."""
+    made: list[Keyed] = []
+
+    def make(secret: str | None) -> Keyed:
+        made.append(Keyed(guarded.port, lane, secret))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def full(by: Callable[[str | None], Keyed]) -> Keyed:
+    return by(FULL)
+
+
+@pytest.fixture
+def inside(by: Callable[[str | None], Keyed]) -> Keyed:
+    """All scopes, names under in: and also."""
+    return by(INSIDER)
+
+
+def status_of(client: Client, method: str, path: str, secret: str | None, body: object = None) -> int:
+    """Of any request; the answer to HEAD has no body to look at."""
+    headers = bearer(secret) | ({"Content-Type": "application/json"} if body is not None else {})
+    content = None if body is None else json.dumps(body).encode()
+    status, received, raw = client._transport.ask(method, path, content, headers)
+    if method != "HEAD":
+        Answer(status=status, headers=received, raw=raw)
+    if status == 401:
+        assert received["www-authenticate"] == "Bearer"
+    return status
+
+
+def refuses(answer: Answer) -> bool:
+    """Whether it is a 403; anything else but a success would be a mistake of the test."""
+    assert answer.status in (200, 201, 403), answer
+    return answer.refusal == (403, "forbidden")
+
+
+# --- the matrix --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_every_route_with_every_key(full: Keyed, route: Route) -> None:
+    wrong = []
+    for key in KEYS:
+        path = route.path.format(name=f"in:{unique()}")
+        status = status_of(full, route.method, path, key.secret, route.body)
+        expected = route.success if route.allows(key.scopes, key.area) else (403,)
+        if status not in expected:
+            wrong.append((key.secret, status, expected))
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+@pytest.mark.parametrize("secret", [None, "unknown", FULL + "x", FULL[:-1], FULL.upper(), READER + ":read"])
+def test_every_route_without_a_known_key(full: Keyed, route: Route, secret: str | None) -> None:
+    name = f"in:{unique()}"
+    assert status_of(full, route.method, route.path.format(name=name), secret, route.body) == 401
+    assert full.state(name).status == 404
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_a_full_key_may_do_everything(full: Keyed, route: Route) -> None:
+    for name in (f"in:{unique()}", f"out:{unique()}"):
+        assert status_of(full, route.method, route.path.format(name=name), FULL, route.body) in route.success
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.method in ("PUT", "POST")], ids=str)
+def test_the_key_comes_before_the_body(full: Keyed, route: Route) -> None:
+    """Who may not is not told what is wrong with the body."""
+    path = route.path.format(name="in:x")
+    for content in (b"", b"{", b"\xff", b"[]"):
+        assert full.send(route.method, path, content=content, headers=bearer("unknown")).status == 401
+        if route.needs == {"read"}:
+            assert full.send(route.method, path, content=content, headers=bearer("key-admin-any")).status == 403
+        elif route.path != "/v0/watch":
+            assert full.send(route.method, path, content=content, headers=bearer(READER)).status == 403
+
+
+def test_refused_writes_have_no_effect(full: Keyed, by: Callable[[str | None], Keyed]) -> None:
+    name, router = f"in:{unique()}", f"in:{unique()}"
+    full.append(name, "kept")
+    full.send("PUT", f"/v0/routers/{router}", {"source": "in:source", "dest": "in:dest"})
+    before = full.state(name, touch=False).without_performance()
+    for client in (by(None), by("unknown"), by(OUTSIDER), by(READER)):
+        refused = [
+            client.append(name, "more"),
+            client.put(name, cap_records=1),
+            client.drop(name),
+            client.delete(name, before_seq=100),
+            client.send("DELETE", f"/v0/routers/{router}"),
+            client.append(f"{name}-new", 1),
+            client.put(f"{name}-new"),
+            client.send("PUT", f"/v0/routers/{name}-new", {"source": f"{name}-s", "dest": f"{name}-d"}),
+        ]
+        assert {answer.status for answer in refused} <= {401, 403}, refused
+    assert full.state(name, touch=False).without_performance() == before
+    assert full.diff(name).data == ["kept"]
+    assert full.send("GET", f"/v0/routers/{router}").status == 200
+    for made in ("-new", "-s", "-d"):
+        assert full.state(name + made).status == 404
+
+
+def test_an_escaped_name_is_the_name(by: Callable[[str | None], Keyed]) -> None:
+    assert by(INSIDER).send("PUT", f"/v0/topics/%69n%3A{unique()}", {}).status == 201
+    assert by(OUTSIDER).send("PUT", f"/v0/topics/%69n%3A{unique()}", {}).status == 403
+    assert by(INSIDER).send("PUT", "/v0/topics/out%3Ax", {}).refusal == (403, "forbidden")
+
+
+def test_what_a_refusal_says(by: Callable[[str | None], Keyed]) -> None:
+    assert by(READER).append("in:x", 1).detail == {"scopes": ["write"]}
+    assert by(WRITER).send("POST", "/v0/topics/in:x/claim", {"node": "w"}).detail == {"scopes": ["read"]}
+    assert by(OUTSIDER).append("in:x", 1).detail == {"name": "in:x"}
+    for client in (by("Zq9unknown"), by(READER), by(OUTSIDER)):
+        assert client.secret is not None
+        assert client.secret.encode() not in client.append("in:x", 1).raw
+
+
+# --- names in bodies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topics", [["out:there"], ["in:watched", "out:there"], ["out:nothing"], ["in:watched", "i"]])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_watch_names_only_what_its_key_may_touch(
+    guarded: Server, lane: Lane, topics: list[str], lenient: bool
+) -> None:
+    with KeyedWatching(guarded, lane, INSIDER) as watching:
+        assert watching.create(topics, lenient=lenient).refusal == (403, "forbidden")
+        assert watching.create({name: {"tail": True} for name in topics}, lenient=lenient).status == 403
+        assert watching.create("in:watched").status == 200
+
+
+@pytest.mark.parametrize(
+    ("router", "source", "dest", "refused"),
+    [
+        ("in:r", "in:source", "in:dest", False),
+        ("also.r", "in:source", "also.dest", False),
+        ("in:r", "out:there", "in:dest", True),
+        ("in:r", "in:source", "out:there", True),
+        ("in:r", "out:new", "out:there", True),
+        ("in:r", "i", "in:dest", True),
+        ("out:r", "in:source", "in:dest", True),
+    ],
+)
+def test_a_router_joins_only_what_its_key_may_touch(
+    inside: Keyed, full: Keyed, router: str, source: str, dest: str, refused: bool
+) -> None:
+    router = f"{router}{unique()}"
+    put = inside.send("PUT", f"/v0/routers/{router}", {"source": source, "dest": dest})
+    assert refuses(put) is refused
+    assert full.send("GET", f"/v0/routers/{router}").status == (404 if refused else 200)
+    full.send("DELETE", f"/v0/routers/{router}")
+    assert full.state("out:new").status == 404
+
+
+def test_an_existing_router_is_not_shown_to_whom_it_is_not_for(inside: Keyed, full: Keyed) -> None:
+    router = f"out:{unique()}"
+    full.send("PUT", f"/v0/routers/{router}", {"source": "in:source", "dest": "out:there"})
+    for method in ("GET", "DELETE"):
+        assert inside.send(method, f"/v0/routers/{router}").refusal == (403, "forbidden")
+    assert full.send("DELETE", f"/v0/routers/{router}").status == 200
+
+
+@pytest.mark.parametrize(("dead_letter", "refused"), [("in:dead", False), ("also.dead", False), ("out:dead", True)])
+def test_dead_letters_go_only_where_the_key_may(inside: Keyed, full: Keyed, dead_letter: str, refused: bool) -> None:
+    name = f"in:{unique('q')}"
+    config = {"type": "queue", "dead_letter": dead_letter, "max_deliveries": 1}
+    assert refuses(inside.put(name, **config)) is refused
+    assert full.state(name).status == (404 if refused else 200)
+    other = f"in:{unique('q')}"
+    assert refuses(inside.append(other, 1, config=config)) is refused
+    assert full.state(other).status == (404 if refused else 200)
+
+
+# --- lists -------------------------------------------------------------------------------------------
+
+
+def pages(client: Client, path: str, what: str, **query: object) -> list[list[str]]:
+    """The names of every page."""
+    found: list[list[str]] = []
+    while True:
+        page = client.get(path, **query)
+        assert page.status == 200, page
+        found.append([row[what] for row in page[f"{what}s"]])
+        if "next_cursor" not in page.json or page["next_cursor"] is None:
+            return found
+        query["cursor"] = page["next_cursor"]
+
+
+@pytest.mark.parametrize("what", ["topic", "router"])
+def test_lists_hold_what_the_key_may_touch(
+    full: Keyed, inside: Keyed, by: Callable[[str | None], Keyed], what: str
+) -> None:
+    """Names that it may not touch stand before, between and behind those that it may."""
+    mark = unique()
+    mine = [f"also.{mark}-{number}" for number in range(4)] + [f"in:{mark}-{number}" for number in range(5)]
+    others = [f"{start}{mark}-{number}" for start in ("a", "alsob", "b", "in", "inn:", "z") for number in range(4)]
+    for name in mine + others:
+        config = {} if what == "topic" else {"source": "in:source", "dest": "in:dest"}
+        assert full.send("PUT", f"/v0/{what}s/{name}", config).status == 201
+    path = f"/v0/{what}s"
+
+    def seen(client: Keyed, **query: object) -> list[str]:
+        return [name for page in pages(client, path, what, limit=1_000, **query) for name in page if mark in name]
+
+    assert seen(full) == sorted(mine + others)
+    assert seen(inside) == sorted(mine)
+    for limit in (1, 2, 3, 7):
+        listed = pages(inside, path, what, limit=limit)
+        assert all(len(page) == limit for page in listed[:-1]), "filtered before the page is cut"
+        assert [name for page in listed for name in page if mark in name] == sorted(mine)
+        assert all(name.startswith(("in:", "also.")) for page in listed for name in page)
+    assert seen(inside, prefix=f"in:{mark}") == [name for name in mine if name.startswith("in:")]
+    assert seen(inside, prefix="in") == [name for name in mine if name.startswith("in:")]
+    for outside in ("out:", "z", f"inn:{mark}"):
+        assert pages(inside, path, what, prefix=outside) == [[]]
+    assert seen(by("key-read-out")) == [name for name in sorted(others) if name.startswith("inn")]
+    for name in mine + others:
+        full.send("DELETE", f"/v0/{what}s/{name}")
+
+
+def test_a_cursor_of_another_key_opens_nothing(full: Keyed, inside: Keyed) -> None:
+    first = full.list(limit=1)
+    assert first["next_cursor"]
+    listed = inside.list(cursor=first["next_cursor"], limit=1_000)
+    assert all(row["topic"].startswith(("in:", "also.")) for row in listed["topics"])
+
+
+def test_routers_that_go_with_a_topic_are_named_only_to_whom_they_are_for(full: Keyed, inside: Keyed) -> None:
+    name, mine, other = f"in:{unique()}", f"in:{unique('r')}", f"out:{unique('r')}"
+    full.put(name)
+    for router in (mine, other):
+        full.send("PUT", f"/v0/routers/{router}", {"source": name, "dest": "out:there"})
+    assert inside.drop(name)["routers_removed"] == [mine]
+    assert full.send("GET", f"/v0/routers/{other}").status == 404
+
+
+# --- headers -----------------------------------------------------------------------------------------
+
+BAD = [
+    b"",
+    b"Bearer",
+    b"Bearer ",
+    FULL.encode(),
+    b"Basic " + FULL.encode(),
+    b"Basic ZnVsbDo=",
+    b"Digest username=full",
+    b"Token " + FULL.encode(),
+    b"Bearer" + FULL.encode(),
+    b"Bearer\t" + FULL.encode(),
+    b"Bearer: " + FULL.encode(),
+    b"Bearer " + FULL.encode() + b" " + FULL.encode(),
+    b"Bearer " + FULL.encode() + b",",
+    b"Bearer " + FULL.encode() + b", Bearer " + FULL.encode(),
+    b'Bearer "' + FULL.encode() + b'"',
+    b"Bearer " + FULL.encode() + b":",
+    b"Bearer \xff\xfe\x80",
+    b"Bearer \xc3\xbc",
+    b"\xff",
+    b"Bearer " + b"x" * 6_000,
+]
+
+
+@pytest.mark.parametrize("value", BAD, ids=lambda value: repr(value[:28]))
+@pytest.mark.parametrize("path", ["/v0/topics", "/v0/topics/in:watched", "/v0/ws", "/v0/topics/in:q/work?node=w"])
+def test_a_bad_header_is_401(guarded: Server, lane: Lane, value: bytes, path: str) -> None:
+    with guarded.client(lane) as client:
+        status, headers, raw = client._transport.ask("GET", path, None, {"Authorization": value})
+        answer = Answer(status=status, headers=headers, raw=raw)
+        assert answer.refusal == (401, "unauthorized")
+        assert headers["www-authenticate"] == "Bearer"
+        assert client.get("/v0/health").status == 200
+
+
+@pytest.mark.parametrize("value", ["Bearer {}", "bearer {}", "BEARER {}", "Bearer  {}", "Bearer {} "])
+def test_a_good_header_in_every_spelling(guarded: Server, lane: Lane, value: str) -> None:
+    if lane == "http2":
+        value = value.rstrip()  # blanks around a value are not allowed there
+    with guarded.client(lane) as client:
+        assert client.send("GET", "/v0/topics", headers={"authorization": value.format(FULL)}).status == 200
+
+
+@pytest.mark.parametrize("second", [FULL, OTHER, "unknown", ""])
+def test_two_headers_are_none(guarded: Server, second: str) -> None:
+    with Wire(guarded.port) as wire:
+        lines = (f"Authorization: Bearer {FULL}", f"Authorization: Bearer {second}")
+        for order in (lines, lines[::-1]):
+            answer = wire.ask(request(path="/v0/topics", headers=order))
+            assert answer.refusal == (401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("second", [FULL, OTHER, "unknown"])
+def test_two_headers_are_none_over_http2(guarded: Server, second: str) -> None:
+    with H2Wire(guarded.port) as wire:
+        pairs = [("authorization", f"Bearer {FULL}"), ("authorization", f"Bearer {second}")]
+        for order in (pairs, pairs[::-1]):
+            stream = wire.finish(wire.open("GET", "/v0/topics", *order, end=True))
+            assert stream.headers[":status"] == "401"
+            assert stream.headers["www-authenticate"] == "Bearer"
+
+
+def test_without_keys_headers_are_not_looked_at(api: Client) -> None:
+    for value in ("Bearer x", "nonsense", "Basic eA=="):
+        assert api.send("GET", "/v0/topics", headers={"Authorization": value}).status == 200
+    assert api.get("/v0/topics", token="x").status == 200
+
+
+# --- keys in the query -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.path not in STREAMS], ids=str)
+def test_a_key_in_the_query_is_for_streams_alone(full: Keyed, route: Route) -> None:
+    path = route.path.format(name=f"in:{unique()}")
+    assert status_of(full, route.method, f"{path}?token={FULL}", None, route.body) == 401
+    assert status_of(full, route.method, f"{path}?token={FULL}", "unknown", route.body) == 401
+    assert status_of(full, route.method, f"{path}?token=unknown", FULL, route.body) in route.success
+
+
+@pytest.mark.parametrize("stream", sorted(STREAMS))
+def test_keys_in_the_query_of_a_stream(full: Keyed, stream: str) -> None:
+    """404: let through, and there is no such stream."""
+    path = stream.format(name="in:none")
+    path += "&" if "?" in path else "?"
+    good = [
+        f"token={FULL}",
+        f"token={quote(ODD, safe='')}",
+        f"token={quote_plus(ODD)}",
+        "".join(["token=", *(f"%{sign:02x}" for sign in ODD.encode())]),
+        f"%74oken={FULL}",
+        f"x=1&token={FULL}&y=2",
+        f"token={FULL}&token=unknown",
+        f"token={FULL}&token=",
+    ]
+    bad = [
+        "token=",
+        "token",
+        "token=unknown",
+        f"token=+{FULL}",
+        f"token=Bearer+{FULL}",
+        f"token={FULL}%00",
+        f"token=unknown&token={FULL}",
+        f"token=&token={FULL}",
+        f"Token={FULL}",
+        f"access_token={FULL}",
+        f"key={FULL}",
+        f"token={ODD.partition('&')[0]}",
+        "token=%C3%BC",
+    ]
+    assert [status_of(full, "GET", path + query, None) for query in good] == [404] * len(good)
+    assert [status_of(full, "GET", path + query, None) for query in bad] == [401] * len(bad)
+    assert status_of(full, "GET", f"{path}token={FULL}", "unknown") == 401
+    assert status_of(full, "GET", f"{path}token=%ff", None) in (400, 401)
+    assert status_of(full, "GET", f"{path}token=key-delete-admin-any", None) == 403
+
+
+def test_streams_open_with_a_key_in_the_query(guarded: Server, lane: Lane) -> None:
+    with KeyedWatching(guarded, lane, ODD) as watching:
+        session = watching.create("in:watched")
+        token = quote(ODD, safe="")
+        stream = watching.get(f"{session['stream_url']}?token={token}", key=None)
+        assert stream.status == 200
+        stream.wait_caught_up("in:watched")
+    with KeyedWorking(guarded, lane, INSIDER) as working:
+        queue = working.queue(f"in:{unique('q')}")
+        queue.produce("job")
+        working.secret = None
+        opened = working.get(f"/v0/topics/{queue.name}/work?node=w&token={INSIDER}", queue=queue.name, node="w")
+        assert opened.status == 200
+        assert opened.job()["data"] == "job"
+
+
+# --- probes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PROBES)
+@pytest.mark.parametrize("secret", [None, "unknown", FULL, "key-delete-out"])
+def test_probes_need_no_key(full: Keyed, path: str, secret: str | None) -> None:
+    assert status_of(full, "GET", path, secret) == 200
+    assert status_of(full, "HEAD", path, secret) == 200
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Probes need a key, and the keys are in a file."""
+    folder = tmp_path_factory.mktemp("strict")
+    keys = folder / "keys"
+    keys.write_text(f"# the keys\n{FULL}\n\nprobing:delete:none:\n")
+    environ = {"TOPICS_PROBE_AUTH": 1, "TOPICS_API_KEYS_FILE": keys}
+    server = Server(folder / "data", log=folder / "server.log", **environ)
+    try:
+        with Keyed(server.port, "http1", FULL) as api:
+            eventually(lambda: api.get("/v0/ready").status == 200, what="readiness")
+        yield server
+        assert "Traceback" not in server.output()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("path", PROBES)
+def test_probes_need_a_key_if_told_so(strict: Server, lane: Lane, path: str) -> None:
+    with strict.client(lane) as client:
+        for method in ("GET", "HEAD"):
+            assert [status_of(client, method, path, secret) for secret in (None, "unknown")] == [401, 401]
+            assert [status_of(client, method, path, secret) for secret in (FULL, "probing")] == [200, 200]
+        assert status_of(client, "GET", f"{path}?token={FULL}", None) == 401
+
+
+# --- one connection, several keys --------------------------------------------------------------------
+
+
+def test_pipelined_requests_keep_their_own_rights(guarded: Server) -> None:
+    """The same head but for the key, again and again, in one packet; appends that travel together too."""
+    name = f"in:{unique()}"
+    body = b'{"records":[{"data":1}]}'
+    allowed = {FULL: True, READER: False, WRITER: True, INSIDER: True, OUTSIDER: False, "unknown": None, None: None}
+    order = [secret for _ in range(8) for secret in allowed]
+    sent = b""
+    for secret in order:
+        lines = tuple(f"{header}: {value}" for header, value in bearer(secret).items())
+        sent += request("POST", f"/v0/topics/{name}", body, headers=lines)
+        sent += request("GET", f"/v0/topics/{name}", headers=lines)
+    with Wire(guarded.port) as wire:
+        wire.send(sent)
+        got = [wire.answer().status for _ in range(2 * len(order))]
+    readers = {**allowed, READER: True, WRITER: False}
+    expected = []
+    for secret in order:
+        for rights in (allowed, readers):
+            right = rights[secret]
+            expected.append(401 if right is None else 200 if right else 403)
+    got[0] = 200 if got[0] == 201 else got[0]
+    assert got == expected
+    with Keyed(guarded.port, "http1", FULL) as api:
+        assert api.state(name)["count"] == 8 * sum(right is True for right in allowed.values())
+
+
+def test_streams_of_one_http2_connection_keep_their_own_rights(guarded: Server) -> None:
+    expected = {FULL: "200", READER: "200", WRITER: "403", OUTSIDER: "403", "unknown": "401", None: "401"}
+    with H2Wire(guarded.port) as wire:
+        asked: list[tuple[str | None, int]] = []
+        for _ in range(5):
+            for secret in expected:
+                pairs: list[tuple[str, Any]] = [(header.lower(), value) for header, value in bearer(secret).items()]
+                asked.append((secret, wire.open("GET", "/v0/topics/in:watched", *pairs, end=True)))
+        got = [(secret, wire.finish(number).headers[":status"]) for secret, number in asked]
+    assert got == [(secret, expected[secret]) for secret, _ in asked]
+
+
+def test_a_key_of_the_same_length_in_the_same_head_is_another(guarded: Server) -> None:
+    """A head that was seen before is not parsed again: what is remembered of it depends on every byte."""
+    same = "full-accesx"
+    assert len(same) == len(FULL)
+    with Wire(guarded.port) as wire:
+        for _ in range(20):
+            for secret, status in ((FULL, 200), (same, 401)):
+                answer = wire.ask(request(path="/v0/topics/in:watched", headers=(f"Authorization: Bearer {secret}",)))
+                assert answer.status == status
+
+
+def test_a_refusal_leaves_the_connection_usable(guarded: Server) -> None:
+    """Its body is passed by, not read as the next request."""
+    smuggled = request("GET", "/v0/topics", headers=(f"Authorization: Bearer {FULL}",))
+    with Wire(guarded.port) as wire:
+        for _ in range(3):
+            answer = wire.ask(request("POST", "/v0/topics/in:x", smuggled, headers=("Authorization: Bearer no",)))
+            assert answer.status == 401
+        assert wire.ask(request(path="/v0/topics", headers=(f"Authorization: Bearer {FULL}",))).status == 200
+
+
+# --- starting ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys", ["Zq9s:+", "Zq9s:read+", "Zq9s:sudo", ":read", "Zq9s:read:|", "Zq9s,Zq9s", ",", "Zq9s x", "Zq9s:r:a\udcff"]
+)
+def test_keys_that_can_not_be_read_refuse_to_start(keys: str, tmp_path: Any) -> None:
+    ended = run_topics("serve", cwd=tmp_path, TOPICS_API_KEYS=keys, TOPICS_PORT=0)
+    assert ended.returncode == 2, ended
+    assert "TOPICS_API_KEYS" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Zq9" not in ended.stderr + ended.stdout
