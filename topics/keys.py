@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import hmac
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -30,6 +31,7 @@ class Scope(enum.IntFlag):
     ALL = 15
 
 
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]*")
 _NAMES = {
     "read": Scope.READ,
     "r": Scope.READ,
@@ -99,6 +101,8 @@ def _parse(entry: str, *, where: str) -> Key:
         prefixes = tuple(rest[1].split("|"))
         if "" in prefixes:
             raise SettingsError(f"{where}: an empty prefix would stand for every name; leave it out")
+        if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
+            raise SettingsError(f"{where}: one of its prefixes is none that a name could begin with")
     return Key(digest_of(secret.encode()), scopes, prefixes)
 
 

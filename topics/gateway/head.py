@@ -151,7 +151,9 @@ class Heads:
             if keys := headers.get(b"idempotency-key"):
                 key = keys[-1].decode()
         except ApiError as refused:
-            error = refused
+            # Heads are kept: not with the frames of this call, which hold the secrets of the request.
+            error = refused.with_traceback(None)
+            error.__context__ = None
         except UnicodeDecodeError:
             error = invalid("the request target and header values must be valid text")
         plain = None
