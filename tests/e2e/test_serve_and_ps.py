@@ -68,7 +68,7 @@ def test_ps_as_json(server: Server) -> None:
     assert listing["address"] == server.url
     assert listing["version"] == "0.1.0"
     lines = {line["name"]: line for line in listing["processes"]}
-    assert set(lines) == {"supervisor", "gateway-0", "router", "shard-0", "shard-1"}
+    assert set(lines) == {"supervisor", "gateway-0", "router", "queue", "shard-0", "shard-1"}
     assert lines["supervisor"]["pid"] == server.pid
     for line in lines.values():
         assert os.path.exists(f"/proc/{line['pid']}")

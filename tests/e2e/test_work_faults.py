@@ -148,7 +148,7 @@ def connect(server: Server, working: Working, name: str) -> Http1Source | Http2S
 # --- a gateway dies ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jitter_ms", [0, 50])
+@pytest.mark.parametrize(("lane", "jitter_ms"), [("http1", 0), ("http2", 50)])
 def test_the_jobs_of_a_dead_gateway_are_anybodys_at_once(start: Start, lane: Any, jitter_ms: int) -> None:
     """And those of the other one stay where they are."""
     server = start(TOPICS_GATEWAYS=2)
@@ -246,7 +246,7 @@ def _work(
 # --- the coordinator dies ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leases_durable", [False, True])
+@pytest.mark.parametrize(("lane", "leases_durable"), [("http1", False), ("http2", False), ("http1", True)])
 def test_a_stream_outlives_the_coordinator(start: Start, lane: Any, leases_durable: bool) -> None:
     """It goes on when that is back. What it holds stays its own: it can be acked, and goes to nobody else."""
     server = start()
@@ -272,6 +272,7 @@ def test_a_stream_outlives_the_coordinator(start: Start, lane: Any, leases_durab
         assert {job["deliveries"] for job in claim_within(queue, 4) if job["$seq"] != 11} == {2}
 
 
+@pytest.mark.parametrize("lane", ["http1"])
 def test_jobs_held_across_a_death_go_to_nobody_else(start: Start, lane: Any) -> None:
     """Whoever asks, for longer than a coordinator needs to find out who is still there."""
     server = start()
@@ -332,6 +333,7 @@ def test_a_gateway_and_the_coordinator_die_together(start: Start) -> None:
         working.ack(safe)
 
 
+@pytest.mark.parametrize("lane", ["http1"])
 def test_a_stream_may_be_opened_while_the_coordinator_is_away(start: Start, lane: Any) -> None:
     """It is told to come again, or it waits; then it works."""
     server = start()
@@ -412,7 +414,7 @@ def test_a_coordinator_that_dies_under_load(start: Start) -> None:
         assert insist(lambda: client.state(queue.name))["count"] == 0
 
 
-@pytest.mark.parametrize("comes_again", [None, "log", "queue"])
+@pytest.mark.parametrize(("lane", "comes_again"), [("http1", None), ("http2", "log"), ("http1", "queue")])
 def test_a_queue_that_is_deleted_while_the_coordinator_is_away(
     start: Start, lane: Any, comes_again: str | None
 ) -> None:
@@ -471,6 +473,7 @@ os.fdatasync = fdatasync
 """
 
 
+@pytest.mark.parametrize("lane", ["http1"])
 def test_what_was_leased_but_not_pushed_is_not_held(start: Start, tmp_path: Path, lane: Any) -> None:
     """A durable lease is written before its job is pushed. A coordinator that dies in between has leased what nobody
     got; the stream gets it from the next one."""
@@ -490,8 +493,9 @@ def test_what_was_leased_but_not_pushed_is_not_held(start: Start, tmp_path: Path
 # --- a shard dies ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.parametrize(
+    ("lane", "shard", "durability"), [("http1", 0, "disk"), ("http2", 1, "fsync"), ("http1", 1, "memory")]
+)
 def test_a_stream_outlives_the_shard(start: Start, lane: Any, shard: int, durability: str) -> None:
     """The queue's own, and the one that counts the streams."""
     server = start()
@@ -545,6 +549,7 @@ def test_what_closes_while_the_shard_is_away_is_released(start: Start, lane: Any
         assert {job["deliveries"] for job in jobs} == {2}
 
 
+@pytest.mark.parametrize("lane", ["http1"])
 def test_a_queue_in_memory_alone_is_gone_with_its_shard(start: Start, lane: Any) -> None:
     """Its stream goes on with what is produced then."""
     server = start()
@@ -573,10 +578,10 @@ def test_the_limit_of_streams_outlives_whoever_counts_and_whoever_serves(start: 
         goes = working.open(queue, on=connect(server, working, "gateway-0"))
         doomed = working.open(queue, on=connect(server, working, "gateway-1"))
         assert working.attempt(queue).answer().refusal == (429, "throttled")
+        source = connect(server, working, "gateway-0")
         kill(server, "shard-0")  # it counts
         goes.close()
-        with alone(server, "gateway-0"):
-            fresh = _place(working, queue)
+        fresh = _place(working, queue, on=source)
         server.wait_ready()
         assert working.attempt(queue).answer().refusal == (429, "throttled")
         kill(server, "gateway-1")
@@ -589,12 +594,12 @@ def test_the_limit_of_streams_outlives_whoever_counts_and_whoever_serves(start: 
             stream.job(BACK_S)
 
 
-def _place(working: Working, queue: Queue) -> WorkStream:
+def _place(working: Working, queue: Queue, *, on: Http1Source | Http2Source | None = None) -> WorkStream:
     """A stream, as soon as there is a place for it."""
 
     def attempt() -> WorkStream | None:
         try:
-            stream = working.attempt(queue)
+            stream = working.attempt(queue, on=on)
         except (OSError, EOFError):
             return None
         if stream.status == 200:

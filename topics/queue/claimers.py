@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from topics.actors import messages
+from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError
 
@@ -15,6 +16,24 @@ class Caller(Protocol):
 
     def answer(self, op: Op, head: Any, body: bytes = b"") -> None: ...
     def fail(self, op: Op, error: ApiError) -> None: ...
+
+
+class LinkCaller:
+    """A gateway that waits for an answer; one that is gone gets none."""
+
+    __slots__ = ("_correlation", "_link")
+
+    def __init__(self, link: Link, correlation: int) -> None:
+        self._link = link
+        self._correlation = correlation
+
+    def answer(self, op: Op, head: Any, body: bytes = b"") -> None:
+        if not self._link.closed:
+            self._link.writer.send_always(messages.pack(op, self._correlation, head, body))
+
+    def fail(self, op: Op, error: ApiError) -> None:
+        if not self._link.closed:
+            self._link.writer.send_always(messages.pack_failure(op, self._correlation, error))
 
 
 class Claimer:

@@ -155,8 +155,8 @@ class Passes:
             self._turn += division.remainder(len(usable), wanted)
         else:
             shares = division.in_order(len(usable), wanted)
-        more = self.fresh or self._leases.free
         now = self._queue.now_ms()
+        empty: list[Claimer] = []
         given: list[Share] = []
         left: list[int] = []
         begin = 0
@@ -167,15 +167,19 @@ class Passes:
                 kept = _within(mine, taken.ends, self._budget(member))
                 left += mine[kept:]
                 mine = mine[:kept]
-            elif more and not mine:
-                self._claimers.append(member)
-                self.window_ms = now
+            elif not mine:
+                empty.append(member)
                 continue
             given.append((member, *self._lease(member, mine, taken, body, now)))
         if left := left + usable[begin:]:  # or somebody has left meanwhile
             self._leases.put_back(taken.seqs[at] for at in left if at < taken.wanted)
             self._leases.rewind([taken.seqs[at] for at in left if at >= taken.wanted])
             self.fresh = True
+        if empty and (self.fresh or self._leases.free):
+            self._claimers[:0] = empty  # before those who came meanwhile
+            self.window_ms = now
+        else:
+            given += [(member, *self._lease(member, [], taken, body, now)) for member in empty]
         self._queue.journal.when_logged(
             lambda: self._hand_out(given, taken), lambda error: self._take_back(given, error), changed=bool(usable)
         )

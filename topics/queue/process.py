@@ -30,7 +30,7 @@ from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, topic_not_found
-from topics.queue.claimers import Claimer
+from topics.queue.claimers import Claimer, LinkCaller
 from topics.queue.leases import Lease
 from topics.queue.letters import Letters
 from topics.queue.opening import Opener
@@ -51,24 +51,6 @@ async def run(context: Context) -> None:
         context.ready()
         await coordinator.serve()
         nursery.cancel_scope.cancel()
-
-
-class _Caller:
-    """A gateway that waits for an answer."""
-
-    __slots__ = ("_correlation", "_link")
-
-    def __init__(self, link: Link, correlation: int) -> None:
-        self._link = link
-        self._correlation = correlation
-
-    def answer(self, op: Op, head: Any, body: bytes = b"") -> None:
-        if not self._link.closed:
-            self._link.writer.send_always(messages.pack(op, self._correlation, head, body))
-
-    def fail(self, op: Op, error: ApiError) -> None:
-        if not self._link.closed:
-            self._link.writer.send_always(messages.pack_failure(op, self._correlation, error))
 
 
 class _Opening:
@@ -225,7 +207,7 @@ class Coordinator:
         opening.waiting.append((then, failed))
 
     def _claim(self, request: messages.Claim, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
 
         key = (link, correlation)
 
@@ -246,21 +228,21 @@ class Coordinator:
         self._with(request.topic, claim, failed)
 
     def _ack(self, request: messages.Ack, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
         self._with(request.topic, lambda queue: queue.ack(caller, request), lambda error: caller.fail(Op.ACK, error))
 
     def _nack(self, request: messages.Nack, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
         self._with(request.topic, lambda queue: queue.nack(caller, request), lambda error: caller.fail(Op.NACK, error))
 
     def _extend(self, request: messages.Extend, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
         self._with(
             request.topic, lambda queue: queue.extend(caller, request), lambda error: caller.fail(Op.EXTEND, error)
         )
 
     def _open_work(self, request: messages.OpenWork, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
 
         def open_work(queue: Queue) -> None:
             if not request.stream:  # it only wants to know whether it could
@@ -291,7 +273,7 @@ class Coordinator:
             queue.close_work(stream)
 
     def _count(self, request: messages.CountQueues, link: Link, correlation: int) -> None:
-        caller = _Caller(link, correlation)
+        caller = LinkCaller(link, correlation)
         counts: list[messages.QueueCounts | None] = [None] * len(request.rows)
         left = len(request.rows)
 
