@@ -21,6 +21,7 @@ from topics.gateway.feeds import Feeds
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
@@ -70,6 +71,7 @@ class Path:
             Watches(streams, shards=1),
             RouterHandlers(peer=1, board=board),
             QueueHandlers(streams, peer=2),
+            MetricsHandlers(board, shards=1),
         )
         self.lane = HotLane(
             settings=settings,

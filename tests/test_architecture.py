@@ -40,6 +40,7 @@ OWNED = {
     "httptools": {"gateway"},
     "websockets": {"gateway"},
     "click": {"cli"},
+    "prometheus_client": {"gateway"},
     "rich": {"cli", "bench"},
 }
 NEVER = {"asyncio", "multiprocessing"}

@@ -28,6 +28,8 @@ DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1_000
 MAX_READ_NODES = 1_000  # node ids in one read's filter
 
+METRICS_TOPICS = 1_000  # in the block about topics: what a scrape may cost
+
 # --- Watching (contract §7) --------------------------------------------------------------------------
 DEFAULT_WATCH_BATCH_BYTES = 256 * KIB
 HEARTBEAT_MS_RANGE = (1_000, 60_000)

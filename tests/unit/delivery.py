@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from model import Shard
-from parts import queues, routers
+from parts import metrics, queues, routers
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 
@@ -157,7 +157,7 @@ class Gateway:
         self.lane = HotLane(
             settings=settings,
             heads=Heads(
-                Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards)),
+                Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards), metrics(shards=shards)),
                 max_body_bytes=settings.max_body_bytes,
             ),
             handlers=handlers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
+from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.streams import Streams
@@ -18,6 +19,10 @@ def routers(*, shards: int) -> RouterHandlers:
 
 def queues(*, shards: int, streams: Streams | None = None) -> QueueHandlers:
     return QueueHandlers(streams or watches(shards=shards).streams, peer=shards + 1)
+
+
+def metrics(*, shards: int) -> MetricsHandlers:
+    return MetricsHandlers(Board.create(["router"]), shards=shards)
 
 
 def watches(*, shards: int, settings: Settings | None = None) -> Watches:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from e2e.keyed import AREAS, KEYS, PROBES, ROUTES, SCOPES, STREAMS
 from e2e.keyed import Route as Expected
-from parts import queues, routers, watches
+from parts import metrics, queues, routers, watches
 
 from topics.errors import ApiError
 from topics.gateway.guard import Guard, check_names, check_scope, owner_of
@@ -29,7 +29,7 @@ FLAGS = {"read": Scope.READ, "write": Scope.WRITE, "delete": Scope.DELETE, "admi
 @pytest.fixture(scope="module")
 def routes() -> Routes:
     handlers = Handlers(Settings(), shards=2, board=Board.create(["shard-0"]))
-    return Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2))
+    return Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2), metrics(shards=2))
 
 
 def keys(text: str) -> tuple[Key, ...]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from parts import queues, routers, watches
+from parts import metrics, queues, routers, watches
 
 from topics.errors import ApiError
 from topics.gateway.handlers import Handlers
@@ -18,7 +18,7 @@ def handlers() -> Handlers:
 
 @pytest.fixture
 def routes(handlers: Handlers) -> Routes:
-    return Routes(handlers, watches(shards=4), routers(shards=4), queues(shards=4))
+    return Routes(handlers, watches(shards=4), routers(shards=4), queues(shards=4), metrics(shards=4))
 
 
 @pytest.mark.parametrize(

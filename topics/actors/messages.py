@@ -683,6 +683,10 @@ class QueueRow(_Message, frozen=True):
     removals: int
     completing: int
 
+    @classmethod
+    def of(cls, row: TopicRow) -> QueueRow:
+        return cls(row.topic, row.topic_id, row.count, row.removals, row.completing)
+
 
 class CountQueues(_Message, frozen=True):
     rows: list[QueueRow]

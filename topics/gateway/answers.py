@@ -43,6 +43,8 @@ class Answers:
         start = self.starts[response.status]
         if keep_alive and not response.headers and not bodiless and (not gzipped or size < limits.GZIP_MIN_BYTES):
             return b"".join((start, b"Content-Length: %d\r\n\r\n" % size, body, tail))
+        if any(name == "Content-Type" for name, _ in response.headers):
+            start = start.partition(b"Content-Type")[0]
         lines = [start]
         if gzipped and size >= limits.GZIP_MIN_BYTES:
             body, tail = gzip(b"".join((body, tail))), b""

@@ -264,7 +264,7 @@ class ColdLane:
         except UnicodeDecodeError:
             raise invalid("the request target and header values must be valid text") from None
         request = Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns(), key=owner)
-        if route.streams:
+        if route.streams or route.looks:
             request.headers = {
                 name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
             }
@@ -432,10 +432,11 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
     body = b"".join((response.body, response.tail))
     headers = dict(response.headers)
     headers.pop("Upgrade", None)  # HTTP/2 has no such header
+    content_type = headers.pop("Content-Type", "application/json")
     if current.method == "HEAD":
         headers["Content-Length"] = str(len(body))
-        return QuartResponse(b"", status=response.status, headers=headers, content_type="application/json")
+        return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
         body = head.gzip(body)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return QuartResponse(body, status=response.status, headers=headers, content_type="application/json")
+    return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)

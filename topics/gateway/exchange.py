@@ -56,11 +56,14 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
 class Gather:
     """Questions to several shards; rendered when all have answered, perhaps into the next question."""
 
-    __slots__ = ("calls", "render")
+    __slots__ = ("calls", "render", "tolerant")
 
-    def __init__(self, calls: Sequence[Call], render: Callable[[list[Any]], Outcome]) -> None:
+    def __init__(
+        self, calls: Sequence[Call], render: Callable[[list[Any]], Outcome], *, tolerant: bool = False
+    ) -> None:
         self.calls = calls
         self.render = render
+        self.tolerant = tolerant  # a question that failed has the answer None
 
 
 Outcome = Response | Call | Gather
@@ -88,9 +91,11 @@ class GatherSink:
         if self._left == 0:
             return
         if isinstance(value, Response):
-            self._left = 0
-            self._submit(value)
-            return
+            if not self._gather.tolerant:
+                self._left = 0
+                self._submit(value)
+                return
+            value = None
         self._values[index] = value
         self._left -= 1
         if self._left == 0:

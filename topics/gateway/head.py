@@ -170,7 +170,7 @@ class Heads:
             gzip_answer=accepts_gzip(b",".join(headers.get(b"accept-encoding", []))),
             idempotency_key=key,
             bodiless=method == "HEAD",
-            headers=_joined(headers, old=old) if route is not None and route.streams else None,
+            headers=_joined(headers, old=old) if route is not None and (route.streams or route.looks) else None,
             key=owner,
         )
 
@@ -244,6 +244,17 @@ def accepts_gzip(value: bytes) -> bool:
         coding, _, quality = part.partition(b";")
         if coding.strip() in (b"gzip", b"x-gzip"):
             return quality.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
+    return False
+
+
+def wants_json(accept: bytes) -> bool:
+    """Whether an Accept header names JSON, and nothing textual before it."""
+    for part in accept.lower().split(b","):
+        kind = part.partition(b";")[0].strip()
+        if kind == b"application/json":
+            return True
+        if kind.startswith(b"text/"):
+            return False
     return False
 
 

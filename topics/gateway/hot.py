@@ -344,6 +344,7 @@ class HotLane:
             request.key = head.key
             if head.headers is not None:
                 request.headers = head.headers
+            if route.streams:
                 outcome = route.handler(request)
                 connection.held = True
                 self._set_interest(connection, connection.interest & ~INPUT)

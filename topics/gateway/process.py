@@ -25,6 +25,7 @@ from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
@@ -68,7 +69,8 @@ class Gateway:
         watches = Watches(self._streams, shards=context.shards)
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
         queues = QueueHandlers(self._streams, peer=self._calls.queue)
-        routes = Routes(self._handlers, watches, routers, queues)
+        metrics = MetricsHandlers(context.board, shards=context.shards, linked=self._calls.linked)
+        routes = Routes(self._handlers, watches, routers, queues, metrics)
         guard = Guard(settings.api_keys, probes=settings.probe_auth)
         self.cold = ColdLane(
             settings=settings,

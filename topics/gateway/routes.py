@@ -14,6 +14,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway.bodies import check_name, check_router_name
 from topics.gateway.exchange import Outcome, Request
 from topics.gateway.handlers import Handlers
+from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.watches import Watches
@@ -34,6 +35,7 @@ class Route(NamedTuple):
     probe: bool = False  # answers without a key, unless probes need one too
     token: bool = False  # the key may stand in the query: browsers can't send headers with an EventSource
     streams: bool = False  # its answer may go on for as long as the connection lives
+    looks: bool = False  # its handler looks at headers
 
 
 class Row(NamedTuple):
@@ -45,6 +47,7 @@ class Row(NamedTuple):
     probe: bool = False
     token: bool = False
     streams: bool = False
+    looks: bool = False
 
 
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
@@ -52,7 +55,14 @@ _READ, _WRITE, _DELETE, _ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.AD
 
 
 class Routes:
-    def __init__(self, handlers: Handlers, watches: Watches, routers: RouterHandlers, queues: QueueHandlers) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        watches: Watches,
+        routers: RouterHandlers,
+        queues: QueueHandlers,
+        metrics: MetricsHandlers,
+    ) -> None:
         self._shards = handlers.shards
         self.append: Handler = handlers.append
         health = {"GET": Row(handlers.health, probe=True)}
@@ -81,6 +91,7 @@ class Routes:
             ("v0", "watch"): {"POST": Row(watches.create, _READ)},
             ("v0", "watch", _NAME): {"GET": Row(watches.open, _READ, named=False, token=True, streams=True)},
             ("v0", "ws"): {"GET": Row(watches.socket, streams=True)},
+            ("v0", "metrics"): {"GET": Row(metrics.get, _READ, looks=True)},
             ("v0", "health"): health,
             ("v0", "ready"): ready,
             ("healthz",): health,
@@ -134,4 +145,5 @@ class Routes:
             probe=row.probe,
             token=row.token,
             streams=streams,
+            looks=row.looks,
         )

@@ -89,6 +89,11 @@ class Word:
     JOBS_ACKED: Final = 44
     DEAD_LETTERED: Final = 45
     SYNC_BUCKETS: Final = 48
+    TOPICS_EPHEMERAL: Final = 64
+    TOPICS_MEMORY: Final = 65
+    TOPICS_DISK: Final = 66
+    TOPICS_FSYNC: Final = 67
+    QUEUE_TOPICS: Final = 68
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -143,6 +148,11 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.DEAD_LETTERED, "dead_lettered", _P, "jobs moved to dead letters since it started"),
     WordInfo(Word.WAL_SYNC_US_SUM, "wal_sync_us_sum", _P, "microseconds spent in syncs"),
     WordInfo(Word.SYNC_BUCKETS, "sync_buckets", _P, "syncs by duration, see sync_bucket", SYNC_BUCKET_COUNT),
+    WordInfo(Word.TOPICS_EPHEMERAL, "topics_ephemeral", _P, "topics of the ephemeral class"),
+    WordInfo(Word.TOPICS_MEMORY, "topics_memory", _P, "topics of the memory class"),
+    WordInfo(Word.TOPICS_DISK, "topics_disk", _P, "topics of the disk class"),
+    WordInfo(Word.TOPICS_FSYNC, "topics_fsync", _P, "topics of the fsync class"),
+    WordInfo(Word.QUEUE_TOPICS, "queue_topics", _P, "topics of type queue"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 

@@ -31,6 +31,7 @@ from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies
 from topics.walshard.idempotency import Remembered
 from topics.walshard.jobs import Jobs, removals
+from topics.walshard.kinds import Kinds
 from topics.walshard.pipes import Pipes
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
@@ -96,6 +97,7 @@ class Engine:
             history_bytes=settings.lease_history_bytes,
         )
         self.commit.on_publish = self._published
+        self.kinds = Kinds(topics.values())
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
         self._round_ms = 0
@@ -320,6 +322,7 @@ class Engine:
             totals=self.totals,
         )
         self.topics[name] = topic
+        self.kinds.add(config)
         return topic
 
     def _forget_topic(self, topic: Topic) -> None:
@@ -327,6 +330,7 @@ class Engine:
             self.jobs.forget_log(topic)
         elif self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
+            self.kinds.remove(topic.config)
 
     @property
     def topic_count(self) -> int:
@@ -359,6 +363,7 @@ class Engine:
             self.commit.make_room(CONTROL_BYTES)
         if created or config != before:
             topic.config = config
+            self.kinds.change(before, config)
             try:
                 self.commit.stage_topic(topic, now)
                 if before.durability == "ephemeral" != config.durability:
@@ -367,6 +372,7 @@ class Engine:
                 self.commit.write_control()
             except ApiError:
                 topic.config = before
+                self.kinds.change(config, before)
                 if created:
                     self._forget_topic(topic)
                 raise

@@ -325,6 +325,11 @@ class Shard:
         engine, wal = self._engine, self._engine.wal
         words = self._context.row.words
         words[Word.TOPICS] = engine.topic_count
+        words[Word.TOPICS_EPHEMERAL] = engine.kinds.by_class["ephemeral"]
+        words[Word.TOPICS_MEMORY] = engine.kinds.by_class["memory"]
+        words[Word.TOPICS_DISK] = engine.kinds.by_class["disk"]
+        words[Word.TOPICS_FSYNC] = engine.kinds.by_class["fsync"]
+        words[Word.QUEUE_TOPICS] = engine.kinds.queues
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
