@@ -279,7 +279,9 @@ def test_the_places_of_a_key_are_exact_when_all_come_at_once(places: Server, lan
             session = crowd[0].create(TOPIC)
             for _ in range(MOST):  # until all of them are free again
                 eventually(lambda: len(_free(crowd[0], session)) == 1, what="a free place")  # noqa: B023
-            prepared = [(one, one.create(TOPIC), connect(places, one, GATEWAYS[at % 2])) for at, one in enumerate(crowd)]
+            prepared = [
+                (one, one.create(TOPIC), connect(places, one, GATEWAYS[at % 2])) for at, one in enumerate(crowd)
+            ]
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])

@@ -22,7 +22,8 @@ MAX_BODY = 10_000
 @pytest.fixture(scope="module")
 def heads() -> Heads:
     handlers = Handlers(Settings(), shards=2, board=Board.create(["shard-0"]))
-    return Heads(Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2), metrics(shards=2)), max_body_bytes=MAX_BODY)
+    routes = Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2), metrics(shards=2))
+    return Heads(routes, max_body_bytes=MAX_BODY)
 
 
 def raw(line: bytes, *headers: bytes, host: bool = True) -> bytes:
@@ -256,7 +257,8 @@ def test_a_head_seen_before_is_the_same_head(heads: Heads) -> None:
 
 def test_the_memory_of_heads_is_bounded() -> None:
     handlers = Handlers(Settings(), shards=2, board=Board.create(["shard-0"]))
-    heads = Heads(Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2), metrics(shards=2)), max_body_bytes=MAX_BODY)
+    routes = Routes(handlers, watches(shards=2), routers(shards=2), queues(shards=2), metrics(shards=2))
+    heads = Heads(routes, max_body_bytes=MAX_BODY)
     for number in range(5_000):
         heads.get(raw(GET, b"X: %d" % number))
     assert len(heads._known) <= 4_096

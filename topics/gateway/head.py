@@ -247,17 +247,6 @@ def accepts_gzip(value: bytes) -> bool:
     return False
 
 
-def wants_json(accept: bytes) -> bool:
-    """Whether an Accept header names JSON, and nothing textual before it."""
-    for part in accept.lower().split(b","):
-        kind = part.partition(b";")[0].strip()
-        if kind == b"application/json":
-            return True
-        if kind.startswith(b"text/"):
-            return False
-    return False
-
-
 def too_large(most: int) -> ApiError:
     return ApiError("payload_too_large", f"the body is larger than {most} bytes; split it", {"max": most})
 

@@ -21,7 +21,6 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import invalid
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
-from topics.gateway.head import wants_json
 from topics.shm.counters import SYNC_BUCKET_US, Board, State, Word
 from topics.shm.counters import Row as Words
 
@@ -74,7 +73,7 @@ class MetricsHandlers:
 
     def get(self, request: Request) -> Outcome:
         prefix = _prefix(request.query.get("topic"))
-        as_json = wants_json(request.headers.get(b"accept", b""))
+        as_json = _wants_json(request.headers.get(b"accept", b""))
         head = messages.ListTopics(
             prefix=prefix,
             after="",
@@ -165,6 +164,17 @@ class _Once(CollectorRegistry):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
+
+
+def _wants_json(accept: bytes) -> bool:
+    """Whether an Accept header names JSON, and nothing textual before it."""
+    for part in accept.lower().split(b","):
+        kind = part.partition(b";")[0].strip()
+        if kind == b"application/json":
+            return True
+        if kind.startswith(b"text/"):
+            return False
+    return False
 
 
 def _prefix(text: str | None) -> str:
