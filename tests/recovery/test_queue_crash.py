@@ -694,15 +694,15 @@ def sort(entries: list[Entry]) -> list[Entry]:
 
 
 def opened(world: World, queue: str, node: str, **query: Any) -> Stream:
-    """A stream, as soon as the gateway that gets the connection is ready too."""
+    """A stream, as soon as a gateway that is ready gets the connection."""
     stream: list[Stream] = []
 
     def opens() -> bool:
         with contextlib.suppress(NoAnswer):
-            stream.append(Stream(world.server, queue, node, **query))
+            stream.append(Stream(world.server, queue, node, patience_s=1.0, **query))
         return bool(stream)
 
-    eventually(opens, within_s=10, what="a stream")
+    eventually(opens, within_s=20, what="a stream")
     return stream[0]
 
 
