@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from topics.actors.clock import Clock
 from topics.actors.link import Link
 from topics.actors.messages import Op, PutTopic, pack
 from topics.gateway.calls import Calls
@@ -32,7 +33,6 @@ from topics.shm.counters import Board
 from topics.shm.doorbell import Doorbell
 from topics.shm.ring import format_link
 from topics.storage.config import TopicConfig
-from topics.actors.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.syncer import Syncer

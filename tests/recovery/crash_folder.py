@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from topics.actors.clock import Clock
 from topics.settings import Settings
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.paths import parse_numbered
 from topics.storage.segment import BlockEntry, decode_segment_header, scan_blocks
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
-from topics.actors.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.recovery import Recovered, Recovery, boot_id
 from topics.walshard.segments import OpenFiles

@@ -17,6 +17,7 @@ import hypothesis
 import msgspec
 
 from topics.actors import messages
+from topics.actors.clock import Clock
 from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.settings import Settings
@@ -24,7 +25,6 @@ from topics.storage import columns
 from topics.storage.config import TopicConfig
 from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.paths import shard_dir
-from topics.actors.clock import Clock
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers
