@@ -543,12 +543,14 @@ class Streamer(_Holder):
 class Stream:
     """One /work stream over HTTP/1.1; NoAnswer when it has ended."""
 
-    def __init__(self, server: Server, queue: str, node: str, **query: Any) -> None:
+    def __init__(self, server: Server, queue: str, node: str, *, patience_s: float = 10, **query: Any) -> None:
         options = "".join(f"&{name}={value}" for name, value in query.items())
         self.opened_ms = now_ms()
         self._raw = b""
+        self._socket = socket.socket()
         try:
-            self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            self._socket.settimeout(patience_s)
+            self._socket.connect(("127.0.0.1", server.port))
             self._socket.sendall(
                 f"GET /v0/topics/{queue}/work?node={node}{options} HTTP/1.1\r\nHost: localhost\r\n"
                 "Accept: text/event-stream\r\n\r\n".encode()
@@ -556,6 +558,7 @@ class Stream:
             while b"\r\n\r\n" not in self._raw:
                 self._receive()
         except OSError as error:
+            self.close()
             raise NoAnswer(f"work: {error!r}") from error
         head, _, self._raw = self._raw.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
