@@ -61,6 +61,7 @@ ROUTES = [
     Route("DELETE", "/v0/routers/{name}", _needs("delete"), (200, 404)),
     Route("POST", "/v0/watch", _needs("read"), (200,), {"topics": {"in:watched": {}}}),
     Route("GET", "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA", _needs("read"), (404,), named=False),
+    Route("GET", "/v0/metrics", _needs("read"), named=False),
     Route("GET", "/v0/ws", _needs(), (426,), named=False),  # no upgrade was asked for
 ]
 STREAMS = {"/v0/topics/{name}/work?node=w", "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA"}  # their key may be in the query

@@ -302,3 +302,20 @@ def test_no_secret_is_remembered(routes: Routes, secret: str) -> None:
     assert any(found == digest_of(b"Zq9known") for found in texts)
     found = [text for text in texts if secret in (text if isinstance(text, str) else bytes(text).decode("latin-1"))]
     assert not found
+
+
+def test_refusals_leave_no_garbage_that_holds_a_secret(routes: Routes) -> None:
+    """An error that knows its frame, and a frame that knows its error, would stay until a collection comes by."""
+    heads = Heads(routes, max_body_bytes=1_000, guard=guard("Zq9known:r"))
+    for path in ("/v0/topics/warm", "/v0/nothing"):
+        heads.get(head_of(path, method="DELETE"))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            for secret in ("Zq9known", "Zq9stranger"):
+                heads.get(head_of(f"/v0/topics/t{number}", f"Authorization: Bearer {secret}", method="DELETE"))
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert left == 0
