@@ -186,7 +186,7 @@ class Handlers:
             if not queues or not self._linked(self._queue):
                 return answer({})
             return self._counted(
-                [messages.QueueRow(row.topic, row.topic_id, row.count, row.removals, row.completing) for row in queues],
+                [messages.QueueRow.of(row) for row in queues],
                 answer,
             )
 

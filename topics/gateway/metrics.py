@@ -21,6 +21,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import invalid
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
+from topics.gateway.handlers import with_performance
 from topics.shm.counters import SYNC_BUCKET_US, Board, State, Word
 from topics.shm.counters import Row as Words
 
@@ -69,11 +70,9 @@ class MetricsHandlers:
         self._shards = shards
         self._queue = shards + 1
         self._linked = linked
-        self._started_ns = time.monotonic_ns()
 
     def get(self, request: Request) -> Outcome:
         prefix = _prefix(request.query.get("topic"))
-        as_json = _wants_json(request.headers.get(b"accept", b""))
         head = messages.ListTopics(
             prefix=prefix,
             after="",
@@ -85,31 +84,31 @@ class MetricsHandlers:
             Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self._shards) if self._linked(shard)
         ]
         if not asked:
-            return self._answer([], True, as_json)
-        return Gather(asked, lambda answers: self._listed(answers, as_json), tolerant=True)
+            return self._answer(request, [], True)
+        return Gather(asked, lambda answers: self._listed(request, answers), tolerant=True)
 
-    def _listed(self, answers: list[messages.TopicsListed | None], as_json: bool) -> Outcome:
+    def _listed(self, request: Request, answers: list[messages.TopicsListed | None]) -> Outcome:
         rows = [row for answer in answers if answer is not None for row in answer.rows]
         rows.sort(key=lambda row: row.topic)
         cut = len(rows) > limits.METRICS_TOPICS or any([answer is None or answer.more for answer in answers])
         figures = [TopicFigures(row) for row in rows[: limits.METRICS_TOPICS]]
         queues = [one for one in figures if one.row.topic_id]
         if not queues or not self._linked(self._queue):
-            return self._answer(figures, cut, as_json)
+            return self._answer(request, figures, cut)
 
         def counted(counts: list[messages.QueuesCounted | None]) -> Outcome:
             if (answer := counts[0]) is not None:
                 for one, count in zip(queues, answer.counts, strict=True):
                     one.queue = count
-            return self._answer(figures, cut, as_json)
+            return self._answer(request, figures, cut)
 
         head = messages.CountQueues([messages.QueueRow.of(one.row) for one in queues])
         return Gather([Call(shard=self._queue, op=Op.COUNT_QUEUES, head=head)], counted, tolerant=True)
 
-    def _answer(self, figures: list[TopicFigures], cut: bool, as_json: bool) -> Response:
+    def _answer(self, request: Request, figures: list[TopicFigures], cut: bool) -> Response:
         families = list(self._families(figures, cut))
-        if as_json:
-            return Response(200, msgspec.json.encode(_as_json(families)))
+        if _wants_json(request.headers.get(b"accept", b"")):
+            return Response(200, with_performance(_as_json(families), request.started_ns))
         return Response(200, generate_latest(_Once(families)), _TEXT)
 
     # --- families ---
@@ -135,6 +134,12 @@ class MetricsHandlers:
         yield _gauge("topics_uptime_ms", "Since the server started.", uptime_ms)
         for name, meaning, word in _WAL:
             yield CounterMetricFamily(name, meaning, value=sum(row[word] for row in shards))
+        depth = sum(row[Word.RING_DEPTH] for row in shards)
+        yield _gauge("topics_wal_queue_depth", "Bytes in the rings to the shards, as they last looked.", depth)
+        peak = max([row[Word.RING_HIGH_WATER] for row in shards], default=0)
+        yield _gauge("topics_wal_queue_depth_peak", "The most bytes that one of these rings held.", peak)
+        full = sum(row[Word.RING_FULL] for row in rows)
+        yield CounterMetricFamily("topics_wal_submit_full", "Requests refused because a ring was full.", value=full)
         read_only = int(any(row[Word.WAL_READ_ONLY] for row in shards))
         yield _gauge("topics_wal_read_only", "1 if the last write found no space.", read_only)
         yield _sync_histogram(shards)

@@ -200,9 +200,15 @@ class RingReader(_Ring):
         self._fragment_bytes = 0
         self._max_message = max_message
         self.made_room = False  # the producer waits for room and wants its bell rung
+        self.high_water = 0  # the most bytes that were there to be taken
 
     def empty(self) -> bool:
         return self._words[layout.WORD_TAIL] == self._head
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are there to be taken."""
+        return self._words[layout.WORD_TAIL] - self._head
 
     def drain(self, max_bytes: int) -> list[bytes]:
         """Take complete messages, at most about max_bytes of frames; never blocks."""
@@ -214,6 +220,8 @@ class RingReader(_Ring):
         capacity, data, generation = self.capacity, self._data, self._generation
         if not 0 <= tail - head <= capacity:
             raise RingPoisoned(f"tail {tail} and head {head} are further apart than the ring is long")
+        if tail - head > self.high_water:
+            self.high_water = tail - head
         stop = min(tail, head + max_bytes)
         messages: list[bytes] = []
         unpack = FRAME_HEADER.unpack_from

@@ -333,6 +333,9 @@ class Shard:
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
+        readers = [link.reader for link in self._links.values()]
+        words[Word.RING_DEPTH] = sum(reader.waiting for reader in readers)
+        words[Word.RING_HIGH_WATER] = max([words[Word.RING_HIGH_WATER], *(reader.high_water for reader in readers)])
         words[Word.DERIVING] = len(engine.pipes.deriving)
         words[Word.SESSIONS] = engine.sessions.sessions
         words[Word.STREAMS] = engine.sessions.streams
