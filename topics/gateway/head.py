@@ -99,6 +99,8 @@ class Heads:
             return _refusal(invalid("the request line does not start with a method"))
         except httptools.HttpParserError as error:
             return _refusal(invalid(f"not a valid HTTP/1.1 request: {error}"))
+        finally:
+            events.parser = None  # the two know each other, and would wait for a collection with all they have read
         if not events.complete:
             return _refusal(invalid("not a valid HTTP/1.1 request head"))
         version = parser.get_http_version()
