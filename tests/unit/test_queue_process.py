@@ -1157,3 +1157,31 @@ def test_what_a_stream_has_no_room_for_is_a_claims(tmp_path: Path, turn: int) ->
         assert len(worker.jobs) == 1
 
     play(tmp_path, script, stream_backlog_bytes=4_096)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_ack_whose_shard_dies_can_be_repeated(tmp_path: Path, written: bool) -> None:
+    """Whether the delete was written or not: until somebody knows, the job is held by who held it."""
+
+    async def script(house: House) -> None:
+        house.make("q", 3)
+        await house.claim("q", "a", 2, 600_000)
+        house.hold()
+        ack = house.gateway.ack("q", "a", [1])
+        await house.step((house.queue, "gateway-0"))
+        if written:
+            house.let(house.shard, "queue")
+        house.shard_dies()
+        house.release()
+        await house.settle()
+        assert ack.error == "shard_unavailable"
+        house.shard_returns()
+        await house.settle()
+        assert seqs(await house.claim("q", "b", 5)) == [3]
+        assert await house.counts("q") == (0, 2 if written else 3, 0)
+        again = await house.ask(house.gateway.ack("q", "a", [1]))
+        assert again.skipped == ([1] if written else [])
+        assert await house.counts("q") == (0, 2, 0)
+        assert house.live("q") == [2, 3]
+
+    play(tmp_path, script)
