@@ -1185,3 +1185,39 @@ def test_an_ack_whose_shard_dies_can_be_repeated(tmp_path: Path, written: bool) 
         assert house.live("q") == [2, 3]
 
     play(tmp_path, script)
+
+
+@pytest.mark.parametrize("what", ["config", "delete", "drop", "make again"])
+def test_changes_while_the_answer_that_opens_the_queue_waits_for_the_disk(tmp_path: Path, what: str) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 4)
+        house.shard.syncs = False
+        await house.claim("q", "a", 1, 600_000)
+        await house.queue_dies_and_returns()
+        claim = house.gateway.claim("q", "b", 1)
+        await house.pass_time(LOGGED_MS)
+        assert not claim.done
+        engine = house.shard.shard
+        if what == "config":
+            engine.send(Op.PUT_TOPIC, messages.PutTopic("q", TopicConfig(type="queue", lease_ms=7_000), None))
+        elif what == "delete":
+            engine.send(Op.DELETE_RECORDS, messages.DeleteRecords("q", 2, None, False))
+        else:
+            engine.send(Op.DROP_TOPIC, messages.DropTopic("q", False))
+        house.shard.flush()
+        await house.settle()
+        if what == "make again":
+            engine.send(Op.PUT_TOPIC, messages.PutTopic("q", TopicConfig(type="queue"), None))
+        house.shard.syncs = True
+        await house.pass_time(1_000)
+        assert claim.done
+        if what in ("config", "delete"):
+            assert claim.value.seqs == [2]
+            assert what == "delete" or claim.value.jobs[0].deadline == house.wall.wall_ms - 1_000 + 7_000
+            assert await house.counts("q") == ((2, 2, 0) if what == "config" else (2, 1, 0))
+        later = house.gateway.claim("q", "c")
+        await house.settle()
+        assert later.error == ("topic_not_found" if what == "drop" else "")
+        await is_idle(house)
+
+    play(tmp_path, script)
