@@ -637,6 +637,10 @@ class Machine:
             assert full or gathering or not self.ready, (
                 f"stream {worker.number} holds {held} of {known.max}, {self.ready} are ready"
             )
+            for seq in queue.leases.seqs():
+                lease = queue.leases.get(seq)
+                if lease is not None and lease.stream == worker.number and lease.state == State.LEASED:
+                    assert lease.number <= worker.stream._last_lease, f"job {seq} was leased to it and never came"
         numbers = {worker.number for worker in self._open_workers()}
         assert set(queue.workers) == numbers, "streams that are not open are served"
         if orphans_are_free:
