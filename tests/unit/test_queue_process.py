@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -1219,5 +1220,29 @@ def test_changes_while_the_answer_that_opens_the_queue_waits_for_the_disk(tmp_pa
         await house.settle()
         assert later.error == ("topic_not_found" if what == "drop" else "")
         await is_idle(house)
+
+    play(tmp_path, script)
+
+
+def test_a_claim_that_was_given_up_takes_nothing(tmp_path: Path) -> None:
+    """A shard that recovers for minutes answers nobody; gateways end their calls. Later nobody waits for those jobs."""
+
+    async def script(house: House) -> None:
+        house.make("q", 4)
+        gateway = house.gateway
+        house.hold()
+        gateway.calls.timeout_ms = -4_000  # of this claim there is a second
+        claim = gateway.claim("q", "a", 4, 600_000)
+        gateway.calls.timeout_ms = 600_000
+        await house.step((house.queue, "gateway-0"))
+        assert list(house.coordinator._openings) == ["q"]
+        while not claim.done:
+            gateway.calls.expire()
+            time.sleep(0.01)
+        assert claim.error == "shard_unavailable"
+        gateway._left.add(claim.correlation)
+        house.release()
+        await house.settle()
+        assert await house.counts("q") == (4, 0, 0)
 
     play(tmp_path, script)
