@@ -90,11 +90,14 @@ class Jobs:
         if topic.deriving:
             raise being_rebuilt(topic.name)
         self._refresh(topic)
-        self._watched[topic.id] = (reply_to, correlation)
-        self._told[topic.id] = removals(topic)
         log = self._topics.get(log_name(topic.name))
 
         def answer(fsync_us: int) -> bytes:
+            if topic.dropped:
+                return messages.pack_failure(Op.OPEN_QUEUE, correlation, topic_not_found(topic.name))
+            # Changes are told from here on: one that came before its answer would be taken for that.
+            self._watched[topic.id] = (reply_to, correlation)
+            self._told[topic.id] = removals(topic)
             log_from = log_head = 0
             if log is not None:
                 log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
