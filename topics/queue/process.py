@@ -80,6 +80,7 @@ class Coordinator:
         self._dirty: dict[Queue, None] = {}
         self._away: set[Queue] = set()  # their shard has gone and is not back yet
         self._returning: set[Queue] = set()  # of those, the ones that somebody asks for
+        self._deadline_ms = 0  # of the request that is being looked at
         self._sweep_ms = 0
         self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
         self._stopping = False
@@ -182,6 +183,7 @@ class Coordinator:
             return
         if deadline_ms and deadline_ms < now_ms:
             return
+        self._deadline_ms = deadline_ms
         self._handlers[op](messages.decode_request(op, head), link, correlation)
 
     # --- what gateways ask ---
@@ -210,9 +212,13 @@ class Coordinator:
         caller = LinkCaller(link, correlation)
 
         key = (link, correlation)
+        deadline_ms = self._deadline_ms
 
         def claim(queue: Queue) -> None:
             if key not in self._claimers:
+                return
+            if deadline_ms and deadline_ms < time.monotonic_ns() // 1_000_000:
+                del self._claimers[key]  # opening took so long that nobody waits any more
                 return
             claimer = queue.claim(caller, request)
             if queue.config.claim_jitter_ms:
