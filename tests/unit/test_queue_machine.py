@@ -401,9 +401,10 @@ class Machine:
             self.return_shards()
             return
         self.note(f"shard-{number} dies")
+        self.house.shard_dies(number)
+        self.listen()  # some are answered because it died
         for active in self.active.values():
             active.sure = False
-        self.house.shard_dies(number)
         if self.rng.random() < 0.6:
             self.return_shards()
 
