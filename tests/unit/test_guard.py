@@ -264,7 +264,7 @@ def test_heads_that_differ_in_the_key_alone_are_not_confused(routes: Routes) -> 
     seen: list[tuple[str, str | None, bytes | None]] = []
     for secret in ("aaa", "bbb", "ccc", "ddd") * 2:
         head = heads.get(head_of("/v0/topics/in:x", f"Authorization: Bearer {secret}"))
-        seen.append((secret, head.error and head.error.code, head.key and head.key.digest))
+        seen.append((secret, head.error.code if head.error else None, head.key.digest if head.key else None))
     expected = [
         ("aaa", None, digest_of(b"aaa")),
         ("bbb", "forbidden", None),
