@@ -6,7 +6,9 @@ A refusal is checked for its form by the client; that it had no effect is checke
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -577,3 +579,31 @@ def test_a_server_without_keys_says_so_loudly(server: Server, guarded: Server) -
     assert "no_api_keys" not in guarded.output()
     for secret in (FULL, OTHER, READER, ODD):
         assert secret not in guarded.output()
+
+
+# --- what refusals cost ------------------------------------------------------------------------------
+
+
+def _resident_kib(server: Server) -> int:
+    pages_held = int(Path(f"/proc/{server.pid_of('gateway-0')}/statm").read_text().split()[1])
+    return pages_held * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "secret", "status"),
+    [("/v0/topics", "unknown", 401), ("/v0/topics/in:x", WRITER, 403), ("/v0/nothing", FULL, 404)],
+)
+def test_refusals_cost_no_memory(guarded: Server, path: str, secret: str, status: int) -> None:
+    """Whoever has no key can be refused for ever; the server remembers nothing of it but the first time."""
+    batch = request(path=path, headers=(f"Authorization: Bearer {secret}",)) * 100
+
+    def ask(batches: int) -> None:
+        for _ in range(batches):
+            wire.send(batch)
+            assert {wire.answer().status for _ in range(100)} == {status}
+
+    with Wire(guarded.port) as wire:
+        ask(20)
+        before = _resident_kib(guarded)
+        ask(100)
+        assert _resident_kib(guarded) - before < 4_096  # 0.4 KiB each would be more
