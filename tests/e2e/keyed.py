@@ -109,16 +109,24 @@ class Keyed(Client):
         super().__init__(port, lane)
         self.secret = secret
 
+    def __enter__(self) -> Keyed:
+        return self
+
     def send(self, method: str, path: str, body: object = None, **how: Any) -> Answer:
         headers = {**bearer(self.secret), **(how.pop("headers", None) or {})}
         return super().send(method, path, body, headers=headers, **how)
 
 
 class KeyedWatching(Watching):
+    client: Keyed
+
     def __init__(self, server: Server, lane: Lane, secret: str | None) -> None:
         super().__init__(server, lane)
         self.secret = secret
         self.client = Keyed(server.port, lane, secret)
+
+    def __enter__(self) -> KeyedWatching:
+        return self
 
     def get(self, path: str, *headers: tuple[str, str], **how: Any) -> EventStream:
         """With the key of this one, or another `key`, or none."""
@@ -127,10 +135,15 @@ class KeyedWatching(Watching):
 
 
 class KeyedWorking(Working):
+    client: Keyed
+
     def __init__(self, server: Server, lane: Lane, secret: str | None) -> None:
         super().__init__(server, lane)
         self.secret = secret
         self.client = Keyed(server.port, lane, secret)
+
+    def __enter__(self) -> KeyedWorking:
+        return self
 
     def get(self, path: str, *headers: tuple[str, str], **how: Any) -> WorkStream:
         return super().get(path, *headers, *bearer(self.secret).items(), **how)

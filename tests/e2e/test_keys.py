@@ -6,7 +6,9 @@ A refusal is checked for its form by the client; that it had no effect is checke
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -37,6 +39,7 @@ from .wire import Wire, request
 
 pytestmark = pytest.mark.e2e
 
+LISTER = "lists:read:l1:|l2."
 ODD = "odd+key%41&=/?~"  # every sign of it must come through a query
 
 
@@ -44,7 +47,7 @@ ODD = "odd+key%41&=/?~"  # every sign of it must come through a query
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With a key of every kind."""
     folder = tmp_path_factory.mktemp("guarded")
-    server = Server(folder / "data", log=folder / "server.log", TOPICS_API_KEYS=f"{ENTRIES},{ODD}")
+    server = Server(folder / "data", log=folder / "server.log", TOPICS_API_KEYS=f"{ENTRIES},{LISTER},{ODD}")
     try:
         server.wait_ready()
         with Keyed(server.port, "http1", FULL) as api:
@@ -251,35 +254,40 @@ def pages(client: Client, path: str, what: str, **query: object) -> list[list[st
 
 
 @pytest.mark.parametrize("what", ["topic", "router"])
-def test_lists_hold_what_the_key_may_touch(
-    full: Keyed, inside: Keyed, by: Callable[[str | None], Keyed], what: str
-) -> None:
+def test_lists_hold_what_the_key_may_touch(full: Keyed, by: Callable[[str | None], Keyed], what: str) -> None:
     """Names that it may not touch stand before, between and behind those that it may."""
     mark = unique()
-    mine = [f"also.{mark}-{number}" for number in range(4)] + [f"in:{mark}-{number}" for number in range(5)]
-    others = [f"{start}{mark}-{number}" for start in ("a", "alsob", "b", "in", "inn:", "z") for number in range(4)]
+    mine = [f"l1:{mark}-{number}" for number in range(5)] + [f"l2.{mark}-{number}" for number in range(4)]
+    others = [
+        f"{start}{mark}-{number}" for start in ("l", "l1", "l10:", "l1A", "l2", "l2:", "z") for number in range(4)
+    ]
+    path = f"/v0/{what}s"
     for name in mine + others:
         config = {} if what == "topic" else {"source": "in:source", "dest": "in:dest"}
-        assert full.send("PUT", f"/v0/{what}s/{name}", config).status == 201
-    path = f"/v0/{what}s"
+        assert full.send("PUT", f"{path}/{name}", config).status == 201
 
-    def seen(client: Keyed, **query: object) -> list[str]:
-        return [name for page in pages(client, path, what, limit=1_000, **query) for name in page if mark in name]
+    def all_pages(client: Keyed, **query: object) -> list[str]:
+        return [name for page in pages(client, path, what, page_size=1_000, **query) for name in page]
 
-    assert seen(full) == sorted(mine + others)
-    assert seen(inside) == sorted(mine)
-    for limit in (1, 2, 3, 7):
-        listed = pages(inside, path, what, limit=limit)
-        assert all(len(page) == limit for page in listed[:-1]), "filtered before the page is cut"
-        assert [name for page in listed for name in page if mark in name] == sorted(mine)
-        assert all(name.startswith(("in:", "also.")) for page in listed for name in page)
-    assert seen(inside, prefix=f"in:{mark}") == [name for name in mine if name.startswith("in:")]
-    assert seen(inside, prefix="in") == [name for name in mine if name.startswith("in:")]
-    for outside in ("out:", "z", f"inn:{mark}"):
-        assert pages(inside, path, what, prefix=outside) == [[]]
-    assert seen(by("key-read-out")) == [name for name in sorted(others) if name.startswith("inn")]
+    limited = by("lists")
+    assert [name for name in all_pages(full) if mark in name] == sorted(mine + others)
+    assert all_pages(limited) == sorted(mine)
+    for size in range(1, len(mine) + 2):
+        listed = pages(limited, path, what, page_size=size)
+        sizes = [len(page) for page in listed]
+        assert sizes[:-1] == [size] * (len(sizes) - 1), "filtered before the page is cut"
+        assert len(listed) == -(-len(mine) // size), "no page that only says that there are no more"
+        assert [name for page in listed for name in page] == sorted(mine)
+    for prefix in ("l1:", "l1", f"l1:{mark}"):
+        assert all_pages(limited, prefix=prefix) == mine[:5]
+    assert all_pages(limited, prefix="l") == sorted(mine)
+    for outside in ("in:", "z", f"l10:{mark}", "l1A"):
+        assert all_pages(limited, prefix=outside) == []
+    if what == "router":
+        assert all_pages(limited, source="in:source") == sorted(mine)
+        assert all_pages(limited, dest="in:source") == []
     for name in mine + others:
-        full.send("DELETE", f"/v0/{what}s/{name}")
+        full.send("DELETE", f"{path}/{name}")
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/json"])
@@ -304,9 +312,9 @@ def test_figures_name_what_the_key_may_touch(full: Keyed, by: Callable[[str | No
 
 
 def test_a_cursor_of_another_key_opens_nothing(full: Keyed, inside: Keyed) -> None:
-    first = full.list(limit=1)
+    first = full.list(page_size=1)
     assert first["next_cursor"]
-    listed = inside.list(cursor=first["next_cursor"], limit=1_000)
+    listed = inside.list(cursor=first["next_cursor"], page_size=1_000)
     assert all(row["topic"].startswith(("in:", "also.")) for row in listed["topics"])
 
 
@@ -564,3 +572,38 @@ def test_keys_that_can_not_be_read_refuse_to_start(keys: str, tmp_path: Any) -> 
     assert "TOPICS_API_KEYS" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "Zq9" not in ended.stderr + ended.stdout
+
+
+def test_a_server_without_keys_says_so_loudly(server: Server, guarded: Server) -> None:
+    assert "warning supervisor no_api_keys" in server.output()
+    assert "no_api_keys" not in guarded.output()
+    for secret in (FULL, OTHER, READER, ODD):
+        assert secret not in guarded.output()
+
+
+# --- what refusals cost ------------------------------------------------------------------------------
+
+
+def _resident_kib(server: Server) -> int:
+    pages_held = int(Path(f"/proc/{server.pid_of('gateway-0')}/statm").read_text().split()[1])
+    return pages_held * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "secret", "status"),
+    [("/v0/topics", "unknown", 401), ("/v0/topics/in:x", WRITER, 403), ("/v0/nothing", FULL, 404)],
+)
+def test_refusals_cost_no_memory(guarded: Server, path: str, secret: str, status: int) -> None:
+    """Whoever has no key can be refused for ever; the server remembers nothing of it but the first time."""
+    batch = request(path=path, headers=(f"Authorization: Bearer {secret}",)) * 100
+
+    def ask(batches: int) -> None:
+        for _ in range(batches):
+            wire.send(batch)
+            assert {wire.answer().status for _ in range(100)} == {status}
+
+    with Wire(guarded.port) as wire:
+        ask(20)
+        before = _resident_kib(guarded)
+        ask(100)
+        assert _resident_kib(guarded) - before < 4_096  # 0.4 KiB each would be more

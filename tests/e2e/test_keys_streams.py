@@ -139,7 +139,7 @@ def test_a_wid_is_worth_nothing_without_its_key(guarded: Server, lane: Lane, str
         if stranger is not None:
             by_query = watching.get(f"{session['stream_url']}?token={stranger}", key=None)
             assert by_query.answer().refusal == (401, "unauthorized")
-        goes_on(watching.client, stream)  # type: ignore[arg-type]
+        goes_on(watching.client, stream)
 
 
 def test_a_key_that_may_not_read_is_told_so(guarded: Server, lane: Lane) -> None:
@@ -193,11 +193,11 @@ def test_sessions_keep_their_owner_over_a_death(hardy: Server, lane: Lane, name:
                 refused = answered(lambda: watching.attempt(session, key=stranger))  # noqa: B023
                 assert refused.answer().refusal == (401, "unauthorized"), (session, stranger)
         if name != GATEWAYS[0]:
-            goes_on(watching.client, stream)  # type: ignore[arg-type]
+            goes_on(watching.client, stream)
         for session in (idle, streaming, rested):
             opened = answered(lambda: watching.attempt(session))  # noqa: B023
             assert opened.status == 200, opened.answer()
-            goes_on(watching.client, opened)  # type: ignore[arg-type]
+            goes_on(watching.client, opened)
             opened.close()
 
 
@@ -211,7 +211,7 @@ def test_places_are_counted_over_the_death_of_their_home(hardy: Server, lane: La
         assert refused.answer().refusal == (429, "throttled")
         assert answered(lambda: other.attempt(other.create(TOPIC))).status == 200
         for stream in streams:
-            goes_on(watching.client, stream)  # type: ignore[arg-type]
+            goes_on(watching.client, stream)
         streams[0].close()
         eventually(lambda: watching.attempt(session).status == 200, what="a free place")
 
@@ -258,7 +258,7 @@ def test_each_key_has_its_places_whatever_gateway_it_comes_to(places: Server, la
             for name in GATEWAYS:
                 assert_full(one.attempt(one.create(TOPIC), on=connect(places, one, name)).answer())
             for stream in streams:
-                goes_on(watching.client, stream)  # type: ignore[arg-type]
+                goes_on(watching.client, stream)
             assert one.client.list().status == 200, "other requests of the key are not held up"
 
 
@@ -275,7 +275,7 @@ def test_the_places_of_a_key_are_exact_when_all_come_at_once(places: Server, lan
             if attempt.status != 200:
                 assert_full(attempt.answer())
         for stream in opened:
-            goes_on(crowd[0].client, stream)  # type: ignore[arg-type]
+            goes_on(crowd[0].client, stream)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -302,7 +302,7 @@ def test_taking_over_needs_no_place(places: Server, lane: Lane) -> None:
         for _ in range(3):
             streams = [watching.open(session) for session in sessions]
         for stream in streams:
-            goes_on(watching.client, stream)  # type: ignore[arg-type]
+            goes_on(watching.client, stream)
         assert_full(watching.attempt(watching.create(TOPIC)).answer())
 
 
