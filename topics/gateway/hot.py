@@ -331,9 +331,10 @@ class HotLane:
         connection.exchanges.append(exchange)
         if not head.keep_alive:
             connection.closing = True
+        if head.error is not None:
+            exchange.finish(error_response(head.error))  # not raised: it is kept, and would gather frames
+            return
         try:
-            if head.error is not None:
-                raise head.error
             if self.handlers.draining:
                 raise shutting_down()
             route = head.route
