@@ -145,10 +145,10 @@ class Heads:
         gzip_body, key, owner = False, None, None
         try:
             target = _origin_form(events.url.decode("ascii"))
-            route = self._routes.find(method, target)
-            owner = self._guard.admit(route, headers.get(b"authorization", []))
-            if "token" in route.query:  # nobody needs it any more, and heads are kept
-                route = route._replace(query={name: text for name, text in route.query.items() if name != "token"})
+            found = self._routes.find(method, target)
+            # Heads are kept: without the token that a query may hold.
+            route = found._replace(query={name: text for name, text in found.query.items() if name != "token"})
+            owner = self._guard.admit(found, headers.get(b"authorization", []))
             if route.takes_body and length != 0:
                 check_content_type(headers.get(b"content-type", [b""])[-1])
             gzip_body = _gzipped(headers.get(b"content-encoding", []))
