@@ -8,6 +8,7 @@ empty. The server must take it for another boot of the machine, so the WAL files
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -97,7 +98,7 @@ class Machine:
         (modules / "sitecustomize.py").write_text(SHADOW)
         env = {
             **how.pop("env", {}),
-            "PYTHONPATH": str(modules),
+            "PYTHONPATH": os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "SHADOW_OF": str(self._data),
             "SHADOW_IN": str(self._shadow),
         }
