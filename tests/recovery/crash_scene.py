@@ -52,8 +52,8 @@ class Scene:
         eventually(lambda: counters(world, queue)["ready"] == 3, within_s=5, what="an expired lease")
         self._say("nack", "b", [4])
         self._say("nack", "b", [5], delay_ms=HELD)
-        self._delay_until = now_ms() + 1_500
-        self._say("nack", "g", [9], delay_ms=1_500)
+        self._delay_until = now_ms() + 1_000
+        self._say("nack", "g", [9], delay_ms=1_000)
         # What the coordinator tells its shard stays in order: this is answered when all of the above is written.
         self._say("ack", "f", [8])
         self._before = counters(world, queue)
