@@ -70,6 +70,7 @@ class Server:
             "TOPICS_PORT": 0,
             "TOPICS_PORT_FILE": self._port_file,
             "TOPICS_WAL_SHARDS": 2,
+            "TOPICS_WAL_FILE_BYTES": 8 << 20,  # each life reserves one for each shard
             **environ,
         }
         with open(log, "wb") as file:
