@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -39,7 +39,16 @@ pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 1
 Start = Callable[..., Server]
 
 
+LIGHT = {"TOPICS_WAL_FILE_BYTES": str(4 << 20)}  # each life begins another file, and reserves it
 VICTIMS = ["queue", "shard-0", "shard-1", "gateway-0", "router", "queue+shard-0", "queue+gateway-0"]
+
+
+@pytest.fixture
+def serve(serve: Start) -> Start:
+    def start(*, env: Mapping[str, str] | None = None, **how: Any) -> Server:
+        return serve(env={**LIGHT, **(env or {})}, **how)
+
+    return start
 
 
 def some(rng: random.Random, what: list[str], few: int) -> list[str]:
@@ -220,7 +229,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     servers: list[Server] = []
 
     def start(**how: Any) -> Server:
-        servers.append(Server(folder / "data", **how))
+        servers.append(Server(folder / "data", env=LIGHT, **how))
         return servers[-1].wait_ready()
 
     yield World(start)
