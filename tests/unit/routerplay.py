@@ -35,7 +35,7 @@ class Link:
         self.sent: list[bytes] = []  # by the router
         self.answered: list[bytes] = []  # by the shard
         self.arrived: list[bytes] = []  # what the router finds when it looks
-        self.writer = SimpleNamespace(send_always=self.sent.append)
+        self.writer = SimpleNamespace(send_always=self.sent.append, flush=lambda: 0, outbox_bytes=0)
 
     def flush(self) -> None:
         pass
