@@ -201,8 +201,9 @@ class Play:
         return removed
 
     async def total(self, router: str) -> int:
-        row = await self.router._get(messages.GetRouter(router))
-        return row.forwarded_total
+        row = await self.command(self.router._get, messages.GetRouter(router))
+        total: int = row.forwarded_total
+        return total
 
     @property
     def routers(self) -> list[str]:
