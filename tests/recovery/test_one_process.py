@@ -176,7 +176,7 @@ def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
     load = Workload(oracle, server, topics, seed=1, workers=3)
     load.wait_done(100)
     children = children_of(server.pid)
-    assert len(children) == 4  # gateway, router, two shards
+    assert len(children) == 5  # gateway, router, coordinator, two shards
     os.kill(server.pid, signal.SIGKILL)
     server.popen.wait()
     eventually(lambda: all(map(gone, children)), within_s=2, what="the children gone")
