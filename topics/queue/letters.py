@@ -59,6 +59,7 @@ class Letters:
         self._log = log
         self._on_done = on_done
         self._moving: dict[Queue, _Moving] = {}
+        self.under_way = 0  # queues whose jobs are being moved right now
 
     def add(self, queue: Queue, jobs: list[Lease]) -> bool:
         """More to move; True: nobody is at it yet, so `run` has to be started."""
@@ -85,7 +86,11 @@ class Letters:
                 del moving.jobs[: len(jobs)]
                 patient = [lease for lease in jobs if not queue.is_worn(lease)]
                 queue.deliver_again(patient)
-                left, refused = await self._move([lease for lease in jobs if lease not in patient], queue)
+                self.under_way += 1
+                try:
+                    left, refused = await self._move([lease for lease in jobs if lease not in patient], queue)
+                finally:
+                    self.under_way -= 1
                 self._on_done()
                 moving.jobs.extend(left)  # behind the others: what never fits must not keep them
                 if len(left) < len(jobs):

@@ -119,8 +119,12 @@ class Coordinator:
             next_deadline_ns=self._next_deadline_ns,
         )
         busy_ns = 0
+
+        def tasks() -> bool:  # that wait for their turn
+            return bool(self._openings) or self._letters.under_way > 0
+
         while not self._stopping:
-            await idle.wait(expecting=time.monotonic_ns() - busy_ns < 1_000_000, linger=not self._openings)
+            await idle.wait(expecting=time.monotonic_ns() - busy_ns < 1_000_000, linger=not tasks())
             if self._round():
                 busy_ns = time.monotonic_ns()
         self._finish()
