@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
 from topics.gateway.metrics import MetricsHandlers
@@ -13,8 +15,14 @@ from topics.settings import Settings
 from topics.shm.counters import Board
 
 
+@cache
+def _board() -> Board:
+    """One for all: each is a piece of shared memory with a descriptor."""
+    return Board.create(["router"])
+
+
 def routers(*, shards: int) -> RouterHandlers:
-    return RouterHandlers(peer=shards, board=Board.create(["router"]))
+    return RouterHandlers(peer=shards, board=_board())
 
 
 def queues(*, shards: int, streams: Streams | None = None) -> QueueHandlers:
@@ -22,7 +30,7 @@ def queues(*, shards: int, streams: Streams | None = None) -> QueueHandlers:
 
 
 def metrics(*, shards: int) -> MetricsHandlers:
-    return MetricsHandlers(Board.create(["router"]), shards=shards)
+    return MetricsHandlers(_board(), shards=shards)
 
 
 def watches(*, shards: int, settings: Settings | None = None) -> Watches:
