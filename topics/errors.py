@@ -88,13 +88,13 @@ def being_rebuilt(topic: str) -> ApiError:
     )
 
 
-def throttled_by(limit: str, most: int, remedy: str) -> ApiError:
-    """A resource of the whole instance is used up."""
+def throttled_by(limit: str, most: int, remedy: str, *, whose: str = "the instance") -> ApiError:
+    """A resource of the whole instance, or of a key, is used up."""
     return ApiError(
         "throttled",
-        f"the instance has reached {limit} ({most}); {remedy}",
+        f"{whose} has reached {limit} ({most}); {remedy}",
         {"limit": limit, "max": most},
-        retry_after_s=5,
+        retry_after_s=5 if whose == "the instance" else 1,
     )
 
 

@@ -49,6 +49,7 @@ class Key(msgspec.Struct, frozen=True, eq=False):
     digest: bytes
     scopes: int = int(Scope.ALL)
     prefixes: tuple[str, ...] = ()  # none: any name
+    number: int = 0  # its place in the list, from 1
 
     def allows(self, scope: int) -> bool:
         return self.scopes & scope == scope
@@ -74,7 +75,7 @@ def parse_keys(text: str, *, source: str) -> tuple[Key, ...]:
         key = _parse(entry, where=f"{source}, key {number}")
         if any(hmac.compare_digest(key.digest, known.digest) for known in keys):
             raise SettingsError(f"{source}, key {number}: this secret stands there twice")
-        keys.append(key)
+        keys.append(msgspec.structs.replace(key, number=number))
     if not keys:
         raise SettingsError(f"{source}: there is no key in it; unset it, or write secret[:scopes[:prefixes]]")
     return tuple(keys)

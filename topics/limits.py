@@ -83,6 +83,10 @@ MAX_CONNECTIONS = 20_000
 HEAD_TIMEOUT_MS = 10_000  # from the first byte of a head to its end
 BODY_TIMEOUT_MS = 30_000  # without any progress of the body
 IDLE_TIMEOUT_MS = 120_000  # keep-alive without a request
+MIN_BODY_RATE = 500  # bytes per second, over a body or an answer that takes longer than BODY_TIMEOUT_MS
+MAX_REQUEST_ID_CHARS = 128
+H2_NUISANCES = 200  # frames that cost us work and carry nothing (resets, pings, settings): so many at once ...
+H2_NUISANCES_PER_S = 20  # ... and so many more per second; a client with more is sent away
 GZIP_MIN_BYTES = 1 * KIB  # below this gzip makes answers larger
 
 # --- Between processes -------------------------------------------------------------------------------
@@ -96,7 +100,22 @@ HEARTBEAT_MISSES = 5
 RESTARTS_PER_MINUTE = 5
 STOP_TIMEOUT_MS = 20_000  # a child that has not stopped by then is killed
 
+# --- Under pressure ----------------------------------------------------------------------------------
+PRESSURE_LAG_MS = 500  # a round of a process's loop that takes this long is full pressure ...
+PRESSURE_COMMIT_MS = 2_000  # ... as is a sync that takes this long, or a ring that is full
+PRESSURE_TICK_MS = 50
+PRESSURE_HOLD_MS = 200  # so long below a level before it is left
+COALESCE_MS = 5  # pushes are held back this long to become fewer and larger
+COMMIT_WINDOW_MS = 10  # between two syncs, so that more batches share one
+THROTTLE_RETRY_MS = (250, 5_000)  # what a refused client is told to wait
+PARK_MS = 5_000  # a write that won't be refused waits this long at most
+PARK_BYTES = 256 * MIB  # of such writes in one gateway; what comes on top is refused all the same
+PACE_RETRY_MS = 1_500
+PACE_FRAME_MS = 5_000  # a stream is told at most this often that it is paced
+
 # --- Disk --------------------------------------------------------------------------------------------
+MIN_FREE_BYTES = 256 * MIB  # less free space than this and nothing is written that is not a delete
+FREE_LOOK_MS = 200  # how often a writing shard looks
 CONTROL_BYTES = 4 * KIB  # more than a topic frame and a ceiling frame take
 WAL_FILE_BYTES = 64 * MIB
 WAL_RESERVE_BYTES = 1 * MIB  # the end of the last WAL file is kept for deletes when the disk is full

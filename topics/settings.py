@@ -63,10 +63,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = limits.CACHE_BYTES
     call_timeout_ms: int = limits.CALL_TIMEOUT_MS
     head_timeout_ms: int = limits.HEAD_TIMEOUT_MS
+    min_body_rate: int = limits.MIN_BODY_RATE
     body_timeout_ms: int = limits.BODY_TIMEOUT_MS
     idle_timeout_ms: int = limits.IDLE_TIMEOUT_MS
     heartbeat_ms: int = limits.HEARTBEAT_MS
+    min_free_bytes: int = limits.MIN_FREE_BYTES
+    elastic: bool = True
+    pressure_lag_ms: int = limits.PRESSURE_LAG_MS
+    pressure_commit_ms: int = limits.PRESSURE_COMMIT_MS
+    request_metrics: bool = True
     log: str = "info"
+    log_format: str = "logfmt"
+    access_log: bool = False
 
     @property
     def loopback(self) -> bool:
@@ -102,6 +110,12 @@ def _text(name: str, text: str) -> str | None:
 def _level(name: str, text: str) -> str:
     if text.lower() not in ("debug", "info", "warning", "error"):
         raise SettingsError(f"{name}={text!r}: expected debug, info, warning or error")
+    return text.lower()
+
+
+def _log_format(name: str, text: str) -> str:
+    if text.lower() not in ("logfmt", "json"):
+        raise SettingsError(f"{name}={text!r}: expected logfmt or json")
     return text.lower()
 
 
@@ -168,8 +182,16 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "head_timeout_ms": _integer(100, 600_000),
     "body_timeout_ms": _integer(100, 600_000),
     "idle_timeout_ms": _integer(100, 3_600_000),
+    "min_body_rate": _COUNT,
     "heartbeat_ms": _integer(50, 60_000),
+    "min_free_bytes": _COUNT,
+    "elastic": _flag,
+    "pressure_lag_ms": _integer(1, 600_000),
+    "pressure_commit_ms": _integer(1, 600_000),
+    "request_metrics": _flag,
     "log": _level,
+    "log_format": _log_format,
+    "access_log": _flag,
 }
 
 

@@ -377,6 +377,9 @@ class Lane:
         self.answers.tick()
         self.handlers = self
         self.draining = False
+        self.meter = self.access = None
+
+    def answered(self, entry: Any, value: Response) -> None: ...
 
 
 class Connection:

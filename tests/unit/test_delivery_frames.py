@@ -287,15 +287,16 @@ def test_nothing_but_an_id_or_a_refusal_comes_out(text: str) -> None:
 
 
 def test_the_head_of_an_event_stream() -> None:
-    answers = Answers()
+    answers = Answers("0.3.")
     answers.tick()
-    head = answers.encode_stream(Response(200, b"", SSE_HEADERS))
+    head = answers.encode_stream(Response(200, b"", SSE_HEADERS), id=0x2F, request_id=None)
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     assert head.endswith(b"\r\n\r\n")
     assert first == b"HTTP/1.1 200 OK"
     headers = dict(line.decode().split(": ", 1) for line in lines)
     assert headers.pop("Date")
     assert headers == {
+        "X-Request-Id": "0.3.2f",
         "Content-Type": "text/event-stream; charset=utf-8",
         "Cache-Control": "no-store",
         "Connection": "keep-alive",
@@ -307,7 +308,9 @@ def test_the_head_of_an_upgrade() -> None:
     answers = Answers()
     answers.tick()
     headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", "x"))
-    head = answers.encode_stream(Response(101, b"", headers))
+    head = answers.encode_stream(Response(101, b"", headers), id=1, request_id=b"mine")
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     assert first == b"HTTP/1.1 101 Switching Protocols"
-    assert [line.split(b":")[0] for line in lines] == [b"Date", b"Upgrade", b"Connection", b"Sec-WebSocket-Accept"]
+    names = [line.split(b":")[0] for line in lines]
+    assert names == [b"Date", b"X-Request-Id", b"Upgrade", b"Connection", b"Sec-WebSocket-Accept"]
+    assert lines[1] == b"X-Request-Id: mine"

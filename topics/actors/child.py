@@ -87,6 +87,7 @@ async def _beat(context: Context) -> None:
     """From the trio loop on purpose: a loop that is stuck stops the heart, a slow thread does not."""
     while True:
         context.beat()
+        context.publish_counters()
         await trio.sleep(context.settings.heartbeat_ms / 1_000)
 
 

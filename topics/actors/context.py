@@ -22,6 +22,7 @@ from topics.actors.log import Log
 from topics.shm.counters import Board, State, Word
 from topics.shm.doorbell import Doorbell
 from topics.shm.region import Region
+from topics.shm.usage import Usage
 
 EXIT_FAILED = 70  # the role called fail(): the supervisor must not start it again
 EXIT_ORPHANED = 71  # the supervisor is gone
@@ -44,10 +45,11 @@ class Context:
         self.shard_count = boot.shards
         self.old_layout = boot.old_layout
         self.old_shards = boot.old_shards
-        self.log = Log(boot.name, boot.settings.log)
+        self.log = Log(boot.name, boot.settings.log, boot.settings.log_format)
 
         self.board = Board.attach(next(supply), boot.board_size)
         self.row = self.board.row(boot.name)
+        self.usage = Usage.attach(next(supply), boot.usage_size) if boot.usage_size else None
         self.bells: dict[str, Doorbell] = {
             name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name)) for name in boot.bells
         }
@@ -59,14 +61,28 @@ class Context:
         # Never read or closed: holding it keeps the data folder locked until this process is gone.
         self._lock_fd = next(supply) if boot.holds_lock else -1
 
+        self._busy_us = 0
         self.stopping = False
         self.on_link_up: Callable[[str, Link], None] = _ignore
         self.on_link_down: Callable[[str], None] = _ignore
         self.on_layout_committed: Callable[[], None] = _ignore
         self.on_stop: Callable[[], None] = _ignore
+        self.on_beat: Callable[[], None] = _ignore  # about once a second, also when nothing happens
 
     def beat(self) -> None:
         self.row.words[Word.HEARTBEAT] = time.monotonic_ns()
+
+    def publish_counters(self) -> None:
+        """What every process counts in the same way."""
+        words = self.row.words
+        readers = [link.reader for link in self.links.values()]
+        words[Word.RING_DEPTH] = sum(reader.waiting for reader in readers)
+        words[Word.RING_HIGH_WATER] = max([words[Word.RING_HIGH_WATER], *(reader.high_water for reader in readers)])
+        if words[Word.BUSY_US] == self._busy_us:
+            words[Word.LOOP_LAG_US] = 0  # there was no round
+        self._busy_us = words[Word.BUSY_US]
+        words[Word.DOORBELLS] = sum(bell.rung for bell in self.bells.values())
+        self.on_beat()
 
     def recovering(self, permille: int) -> None:
         self.row.set(Word.STATE, State.RECOVERING)

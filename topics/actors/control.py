@@ -7,8 +7,8 @@ this way.
     supervisor ──► child   Boot, LinkUp, LinkDown, LayoutCommitted, Stop
     child ──► supervisor   Ready, Failed, Stopped
 
-Boot is the first packet. Its fds, in this order: the board, the bells in the order of `bells`, the links
-in the order of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`.
+Boot is the first packet. Its fds, in this order: the board, the usage page if `usage_size`, the bells in the order of
+`bells`, the links in the order of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     shards: int
     old_layout: int | None = None
     old_shards: int | None = None
+    usage_size: int = 0
 
 
 class LinkUp(msgspec.Struct, frozen=True, tag="link_up"):

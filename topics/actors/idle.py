@@ -19,12 +19,14 @@ from collections.abc import Callable
 
 import trio
 
+from topics.shm.counters import Row, Word
 from topics.shm.doorbell import Doorbell
 
 LINGER_MS = 5
 BACKSTOP_S = 5.0  # rings are looked at this often even if no bell rings
 _YIELD_NS = 5_000_000  # a busy process lets trio's other tasks run this often
 _LINGER_NS = LINGER_MS * 1_000_000
+_LAG_NS = 1_000_000_000
 
 
 class Idle:
@@ -35,8 +37,10 @@ class Idle:
         spin_us: int,
         has_work: Callable[[], bool],
         next_deadline_ns: Callable[[], int | None],
+        row: Row,
     ) -> None:
         self._bell = bell
+        self._words = row.words
         self._bell_fd = bell.fileno()
         self._spin_ns = spin_us * 1_000
         self._has_work = has_work
@@ -45,6 +49,9 @@ class Idle:
         self.epoll.register(self._bell_fd, select.EPOLLIN)
         self._yielded_ns = time.monotonic_ns()
         self._busy_until_ns = 0
+        self._round_ns = self._yielded_ns  # when the last wait ended
+        self._lag_from_ns = self._yielded_ns
+        self.round_us = 0  # how long the round took that has just ended
 
     def register(self, fd: int, events: int = select.EPOLLIN) -> None:
         self.epoll.register(fd, events)
@@ -52,6 +59,23 @@ class Idle:
     async def wait(self, *, expecting: bool, linger: bool) -> list[tuple[int, int]]:
         """Descriptors that are ready; returns, perhaps with none, when there is work or the deadline has come."""
         now = time.monotonic_ns()
+        self._measure(now)
+        events = await self._wait(now, expecting=expecting, linger=linger)
+        self._round_ns = time.monotonic_ns()
+        return events
+
+    def _measure(self, now: int) -> None:
+        """A round is over. The longest one of a second is the process's lag: what came meanwhile has waited for it."""
+        took_us = self.round_us = (now - self._round_ns) // 1_000
+        words = self._words
+        words[Word.BUSY_US] += took_us
+        if took_us > words[Word.LOOP_LAG_US]:
+            words[Word.LOOP_LAG_US] = took_us
+        elif now - self._lag_from_ns > _LAG_NS:
+            self._lag_from_ns = now
+            words[Word.LOOP_LAG_US] = took_us
+
+    async def _wait(self, now: int, *, expecting: bool, linger: bool) -> list[tuple[int, int]]:
         if now - self._yielded_ns > _YIELD_NS:
             self._yielded_ns = now
             await trio.lowlevel.checkpoint()

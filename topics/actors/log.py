@@ -1,13 +1,16 @@
-"""One-line logs on stderr: time, level, process, event, then key=value.
+"""One-line logs on stderr, as logfmt or JSON: time, level, process, event, then what belongs to it.
 
-Rules: one write per line, so that lines of several processes don't mix; a value with spaces or quotes is
-a JSON string; a reader that went away (a closed terminal, a full pipe behind a dead pager) never stops
-the process.
+    time=2026-11-16T18:00:00.123Z level=info process=shard-0 event=recovered topics=3
+    {"time":"2026-11-16T18:00:00.123Z","level":"info","process":"shard-0","event":"recovered","topics":3}
+
+Rules: one write per line, so that lines of several processes don't mix; in logfmt a value with blanks or quotes is a
+JSON string; a reader that went away (a closed terminal, a full pipe behind a dead pager) never stops the process.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -16,9 +19,11 @@ LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
 class Log:
-    def __init__(self, name: str, level: str) -> None:
+    def __init__(self, name: str, level: str, form: str = "logfmt") -> None:
         self.name = name
+        self.debugging = level == "debug"  # for who would have to prepare what nobody reads
         self._threshold = LEVELS[level]
+        self._render = render_json if form == "json" else render
 
     def debug(self, event: str, **fields: object) -> None:
         self._write("debug", event, fields)
@@ -32,20 +37,36 @@ class Log:
     def error(self, event: str, **fields: object) -> None:
         self._write("error", event, fields)
 
-    def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
-        if LEVELS[level] < self._threshold:
-            return
+    def _write(self, level: str, event: str, fields: Mapping[str, object]) -> None:
+        if LEVELS[level] >= self._threshold:
+            self.put(self.line(level, event, fields))
+
+    def line(self, level: str, event: str, fields: Mapping[str, object]) -> str:
+        return self._render(datetime.now(UTC), level, self.name, event, fields)
+
+    @staticmethod
+    def put(lines: str) -> None:
+        """Lines of this log, whatever their level."""
         try:
-            sys.stderr.write(render(datetime.now(UTC), level, self.name, event, fields))
+            sys.stderr.write(lines)
             sys.stderr.flush()
         except (OSError, ValueError):
             pass
 
 
-def render(at: datetime, level: str, name: str, event: str, fields: dict[str, object]) -> str:
-    stamp = at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+def _stamp(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+
+
+def render(at: datetime, level: str, name: str, event: str, fields: Mapping[str, object]) -> str:
     pairs = "".join(f" {key}={_value(value)}" for key, value in fields.items())
-    return f"{stamp} {level:<7} {name} {event}{pairs}\n"
+    return f"time={_stamp(at)} level={level} process={name} event={_value(event)}{pairs}\n"
+
+
+def render_json(at: datetime, level: str, name: str, event: str, fields: Mapping[str, object]) -> str:
+    line: dict[str, object] = {"time": _stamp(at), "level": level, "process": name, "event": event}
+    line |= {key: value if isinstance(value, int | float) else str(value) for key, value in fields.items()}
+    return msgspec.json.encode(line).decode() + "\n"
 
 
 def _value(value: object) -> str:

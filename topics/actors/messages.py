@@ -96,6 +96,7 @@ class Append(_Message, frozen=True):
     create: bool | None = None
     config: TopicConfig | None = None
     key: str | None = None
+    patient: bool = False  # would rather wait than be refused
 
 
 class Appended(NamedTuple):

@@ -55,6 +55,7 @@ from topics.shm.doorbell import Doorbell
 from topics.shm.layout import link_bytes, require_supported_machine
 from topics.shm.region import Region, free_bytes, sweep_leftovers
 from topics.shm.ring import format_link
+from topics.shm.usage import Usage
 
 NAME = "supervisor"
 
@@ -118,12 +119,14 @@ class Supervisor:
         self._settings = settings
         self._folder = folder
         self._stop_timeout_s = stop_timeout_ms / 1_000
-        self._log = Log(NAME, settings.log)
+        self._log = Log(NAME, settings.log, settings.log_format)
         self._plan = folder.plan_layout(settings.wal_shards)
         self._listener = bind_listener(settings.host, settings.port)
         self.port: int = self._listener.getsockname()[1]
         self._board = Board.create([NAME, *(spec.name for spec in specs)])
         self._row = self._board.row(NAME)
+        doors = sum(spec.listener for spec in specs)
+        self._usage = Usage.create(gateways=doors, keys=len(settings.api_keys) + 1)  # they are numbered from 1
         self._bell_fds = {spec.name: Doorbell.create_fd() for spec in specs}
         self._children = {spec.name: _Child(spec, self._board) for spec in specs}
         self._links = [_Link(self._children[a], self._children[b]) for a, b in links]
@@ -278,10 +281,14 @@ class Supervisor:
             shards=self._plan.shards,
             old_layout=self._plan.old_layout,
             old_shards=self._plan.old_shards,
+            usage_size=self._usage.region.size if child.spec.listener else 0,
         )
 
     def _boot_fds(self, child: _Child, regions: dict[_Link, Region]) -> list[int]:
-        fds = [self._board.region.fd, *self._bell_fds.values(), *(region.fd for region in regions.values())]
+        fds = [self._board.region.fd]
+        if child.spec.listener:
+            fds.append(self._usage.region.fd)
+        fds += [*self._bell_fds.values(), *(region.fd for region in regions.values())]
         if child.spec.listener:
             fds.append(self._listener.fileno())
         if child.spec.stores:
@@ -296,6 +303,8 @@ class Supervisor:
         hung = child.life.life is Life.KILLED
         action = child.life.handle(Event.EXIT)
         child.row.set(Word.PID, 0)
+        if child.spec.listener:
+            self._usage.give_back(child.spec.index)
         match action:
             case Action.RETRY:
                 child.row.set(Word.STATE, State.BACKOFF)
@@ -472,6 +481,7 @@ class Supervisor:
         for fd in self._bell_fds.values():
             os.close(fd)
         self._board.close()
+        self._usage.close()
 
 
 def _require_shared_memory(needed: int) -> None:

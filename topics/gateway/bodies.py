@@ -235,7 +235,7 @@ def resolve_append(
         _check_record_sizes(records, settings.max_record_bytes)
     config = None if given.config is None else resolve_config(given.config, topic)
     packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
-    return Append(topic, count, weight, given.create, config, key), packed
+    return Append(topic, count, weight, given.create, config, key, given.disable_backpressure), packed
 
 
 class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):

@@ -15,9 +15,12 @@ import msgspec
 
 from topics.actors import messages
 from topics.actors.link import Link
+from topics.actors.messages import Op
 from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
+from topics.gateway.parking import Parking
 from topics.gateway.plain import PlainRun
+from topics.gateway.pressure import Pressure
 
 
 class Pending(Protocol):
@@ -48,7 +51,9 @@ class _Asked(msgspec.Struct, gc=False):
 class Calls:
     """Peers are numbered: the shards first, then whoever else is asked."""
 
-    def __init__(self, *, shards: int, timeout_ms: int) -> None:
+    def __init__(self, *, shards: int, timeout_ms: int, pressure: Pressure | None = None) -> None:
+        self.pressure = pressure or Pressure()
+        self.parking = Parking()
         self.router = shards
         self.queue = shards + 1
         peers = shards + 2
@@ -61,7 +66,13 @@ class Calls:
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
 
     def __len__(self) -> int:
-        return sum(map(len, self._pending))
+        return sum(map(len, self._pending)) + len(self.parking)
+
+    def new_id(self) -> int:
+        """For a request; its questions carry it too, as their correlation."""
+        id = self._next
+        self._next = id + 1
+        return id
 
     # --- links ---
 
@@ -84,38 +95,68 @@ class Calls:
 
     # --- asking ---
 
-    def submit(self, outcome: Outcome, sink: Sink) -> None:
+    def submit(self, outcome: Outcome, sink: Sink, id: int = 0) -> None:
         """See that the sink gets its Response, now or later."""
         if isinstance(outcome, Call):
-            self.ask(outcome, sink)
+            self.ask(outcome, sink, id)
         elif isinstance(outcome, Response):
             sink.finish(outcome)
         else:
-            self._gather(outcome, sink)
+            self._gather(outcome, sink, id)
 
-    def _gather(self, gather: Gather, sink: Sink) -> None:
-        collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink))
+    def _gather(self, gather: Gather, sink: Sink, id: int) -> None:
+        collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink, id))
         for index, call in enumerate(gather.calls):
-            self.ask(call, collector.slot(index))
+            self.ask(call, collector.slot(index), id)
 
-    def ask(self, call: Call, sink: Sink) -> int:
-        """Send one call; its correlation, or 0 if it has failed already."""
+    def ask(self, call: Call, sink: Sink, id: int = 0) -> int:
+        """Send one call, under this id if there is one; its correlation, or 0 if it is not out."""
         shard = call.shard
         link = self._links[shard]
         if link is None:
             sink.finish(error_response(_down(self._name(shard))))
             return 0
-        correlation = self._next
+        patient = call.op is Op.APPEND and call.head.patient
+        if patient and (self._must_wait(shard) or self.parking.has(shard)):
+            if not self.parking.park(call, sink, id):
+                sink.finish(error_response(_backpressure(self._name(shard))))
+            return 0
+        correlation = self._send(link, call, sink, id)
+        if not correlation and not (patient and self.parking.park(call, sink, id)):
+            self.refused += 1
+            sink.finish(error_response(_backpressure(self._name(shard))))
+        return correlation
+
+    def _send(self, link: Link, call: Call, sink: Sink, id: int) -> int:
+        """The call's correlation, or 0: the ring is full."""
+        pending = self._pending[call.shard]
+        correlation = id if id and id not in pending else self.new_id()
         deadline_ms = time.monotonic_ns() // 1_000_000 + self.timeout_ms + call.timeout_ms
         try:
             link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
         except RingFull:
-            self.refused += 1
-            sink.finish(error_response(_backpressure(self._name(shard))))
             return 0
-        self._next = correlation + 1
-        self._pending[shard][correlation] = _Asked(call, sink, deadline_ms)
+        pending[correlation] = _Asked(call, sink, deadline_ms)
         return correlation
+
+    # --- writes that wait ---
+
+    def _must_wait(self, shard: int) -> bool:
+        return shard in self.pressure.refusing
+
+    def release(self, now_ns: int) -> None:
+        """Once a round: what was kept back goes on as soon as its shard takes it."""
+        if len(self.parking):
+            self.parking.release(now_ns, waits=self._must_wait, send=self._send_parked)
+        else:
+            self.parking.now_ns = now_ns
+
+    def _send_parked(self, call: Call, sink: Sink, id: int) -> bool:
+        link = self._links[call.shard]
+        if link is None:
+            sink.finish(error_response(_down(self._name(call.shard))))
+            return True
+        return self._send(link, call, sink, id) != 0
 
     def tell(self, shard: int, message: bytes) -> None:
         """Something that has no answer; lost if the shard is away."""
@@ -127,14 +168,18 @@ class Calls:
         shard, entries = run.shard, run.entries
         link = self._links[shard]
         error = None
-        correlation = self._next
+        correlation = first = self._next
+        for entry in entries:
+            entry.id = correlation
+            correlation += 1
+        self._next = correlation
         if link is None:
             error = _down(self._name(shard))
         else:
             deadline_ms = entries[0].deadline_ms
             try:
                 link.writer.send(
-                    messages.pack_plain(correlation, deadline_ms, run.encoded, run.size, run.counts, run.batch())
+                    messages.pack_plain(first, deadline_ms, run.encoded, run.size, run.counts, run.batch())
                 )
             except RingFull:
                 self.refused += len(entries)
@@ -145,11 +190,9 @@ class Calls:
             return
         pending = self._pending[shard]
         for entry in entries:
-            pending[correlation] = entry
-            correlation += 1
+            pending[entry.id] = entry
         if len(entries) > 1:
-            self._runs[shard][self._next] = run
-        self._next = correlation
+            self._runs[shard][first] = run
 
     def abandon(self, sink: Sink) -> None:
         """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""

@@ -32,15 +32,18 @@ from topics import limits
 from topics.actors import messages
 from topics.errors import ApiError, invalid
 from topics.gateway import head
+from topics.gateway.access import AccessLog
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Outcome, Request, Response, error_response
-from topics.gateway.guard import Guard
+from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Stream
 from topics.gateway.watches import Watches
+from topics.keys import Key
 from topics.settings import Settings
+from topics.shm.usage import Meter, Slots
 
 _LIFE = "topics.life"  # where a request finds its own in its ASGI scope
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
@@ -49,8 +52,13 @@ _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 class _Life:
     """A request, from its head until its last byte is with the socket or its client is gone."""
 
-    def __init__(self, scope: trio.CancelScope) -> None:
+    def __init__(self, scope: trio.CancelScope, id: int) -> None:
         self.scope = scope
+        self.id = id
+        self.started_ns = time.perf_counter_ns()
+        self.number = 0  # of its route
+        self.slot = 0  # the key whose slot it holds
+        self.peer: tuple[str, int] | None = None
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
         self._answered = trio.Event()
@@ -112,7 +120,15 @@ class ColdLane:
         calls: Calls,
         watches: Watches,
         guard: Guard,
+        prefix: str,
+        slots: Slots | None,
+        meter: Meter | None,
+        access: AccessLog | None,
     ) -> None:
+        self._prefix = prefix
+        self._slots = slots
+        self._meter = meter
+        self._access = access
         self._settings = settings
         self._guard = guard
         self._routes = routes
@@ -166,7 +182,7 @@ class ColdLane:
             sock.close()
 
     @staticmethod
-    def on_fault(error: Exception) -> None: ...
+    def on_fault(error: Exception, id: int = 0) -> None: ...
 
     @staticmethod
     def flush() -> None:
@@ -183,7 +199,11 @@ class ColdLane:
         async def serve() -> QuartResponse:
             life = current.scope[_LIFE]
             response = await self._answer(life)
+            own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
+            self._note(life, response, own, current.scope["method"], current.scope["raw_path"].decode("latin-1"))
+            response.headers += (self._id_header(life, own),)
             if response.stream is not None:
+                self._give_slot(life)
                 return self._stream(life, response.stream, response.headers)
             return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
 
@@ -195,13 +215,14 @@ class ColdLane:
 
     @contextmanager
     def _life(self, scope: trio.CancelScope) -> Iterator[_Life]:
-        life = _Life(scope)
+        life = _Life(scope, self._calls.new_id())
         try:
             yield life
         finally:
             if life.waits:
                 self._calls.abandon(life)
             life.end()
+            self._give_slot(life)
             if life.outlet is not None:
                 self.outlets.discard(life.outlet)
             self.flush()
@@ -209,13 +230,46 @@ class ColdLane:
     async def _answer(self, life: _Life) -> Response:
         self.requests += 1
         try:
-            return await self._ask(life, await self._outcome())
+            return await self._ask(life, await self._outcome(life))
         except ApiError as error:
             return error_response(error)
 
+    def _note(self, life: _Life, response: Response, own: bytes | None, method: str, path: str) -> None:
+        """For the counters and the log."""
+        took_us = (time.perf_counter_ns() - life.started_ns) // 1_000
+        if self._meter is not None:
+            self._meter.count(life.number, response.status, took_us)
+        if self._access is not None:
+            self._access.note(
+                id=life.id,
+                request_id=own,
+                method=method,
+                path=path.partition("?")[0],
+                status=response.status,
+                size=len(response.body) + len(response.tail),
+                took_us=took_us,
+                peer=":".join(map(str, life.peer or ["-"])),
+                key=life.slot,
+            )
+            self._access.flush()
+
+    def _id_header(self, life: _Life, own: bytes | None) -> tuple[str, str]:
+        return "X-Request-Id", f"{self._prefix}{life.id:x}" if own is None else own.decode()
+
+    def _take_slot(self, life: _Life, key: Key | None) -> None:
+        if self._slots is not None and key is not None:
+            if not self._slots.take(key.number):
+                raise too_many_in_flight(self._settings.max_inflight_per_key)
+            life.slot = key.number
+
+    def _give_slot(self, life: _Life) -> None:
+        if life.slot and self._slots is not None:
+            self._slots.give(life.slot)
+            life.slot = 0
+
     async def _ask(self, life: _Life, outcome: Outcome) -> Response:
         life.waits = True
-        self._calls.submit(outcome, life)
+        self._calls.submit(outcome, life, life.id)
         self.flush()
         return await life.wait_answered()
 
@@ -226,11 +280,16 @@ class ColdLane:
         parts: list[bytes] = []
         size = 0
         give_up = 0.0
+        timeout_s = self._settings.body_timeout_ms / 1_000
+        began = trio.current_time()
         try:
-            with trio.fail_after(self._settings.body_timeout_ms / 1_000) as scope:
+            with trio.fail_after(timeout_s) as scope:
                 async for part in current.body:
-                    scope.deadline = trio.current_time() + self._settings.body_timeout_ms / 1_000
+                    now = trio.current_time()
+                    scope.deadline = now + timeout_s
                     size += len(part)
+                    if now - began > timeout_s and size < (now - began) * self._settings.min_body_rate:
+                        raise trio.TooSlowError
                     if size <= most:
                         parts.append(part)
                     elif (give_up := give_up or trio.current_time() + _DISCARD_S) < trio.current_time():
@@ -241,19 +300,23 @@ class ColdLane:
             raise head.too_large(most)
         return b"".join(parts)
 
-    async def _outcome(self) -> Outcome:
+    async def _outcome(self, life: _Life) -> Outcome:
+        life.peer = current.scope.get("client")
         body = await self._body()
+        life.started_ns = time.perf_counter_ns()
         target = current.scope["raw_path"].decode("ascii")
         if query := current.scope["query_string"]:
             target = f"{target.partition('?')[0]}?{query.decode('ascii')}"
         if len(target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         route = self._routes.find(current.scope["method"], target)
+        life.number = route.number
         owner = self._guard.admit(
             route, [value.encode("latin-1") for value in current.headers.getlist("authorization")]
         )
         if self._handlers.draining:
             raise shutting_down()
+        self._take_slot(life, owner)
         if body:
             if route.takes_body:
                 head.check_content_type(_header("content-type"))
@@ -263,7 +326,7 @@ class ColdLane:
             key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:
             raise invalid("the request target and header values must be valid text") from None
-        request = Request(route.name, route.shard, route.query, body, key, time.perf_counter_ns(), key=owner)
+        request = Request(route.name, route.shard, route.query, body, key, life.started_ns, key=owner)
         if route.streams or route.looks:
             request.headers = {
                 name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
@@ -297,22 +360,28 @@ class ColdLane:
         try:
             with self._life(tunnel.scope) as life:
                 try:
-                    response = await self._ask(life, self._open_socket(tunnel))
+                    response = await self._ask(life, self._open_socket(life, tunnel))
                 except ApiError as error:
                     response = error_response(error)
+                given = tunnel.headers.get(b"x-request-id")
+                own = head.valid_request_id([] if given is None else [given])
+                self._note(life, response, own, "CONNECT", tunnel.target)
+                self._give_slot(life)
+                response.headers += (self._id_header(life, own),)
                 if response.stream is None:
                     tunnel.scope.deadline = trio.current_time() + limits.SLOW_CLOSE_MS / 1_000
                     await tunnel.answer(response.status, _lower(response.headers), bytes(response.body))
                 else:
-                    await self._talk(life, tunnel, response.stream)
+                    await self._talk(life, tunnel, response.stream, _lower(response.headers[-1:])[1:])
         except Exception as error:  # one stream's fault is its own
             self.on_fault(error)
 
-    def _open_socket(self, tunnel: Tunnel) -> Outcome:
+    def _open_socket(self, life: _Life, tunnel: Tunnel) -> Outcome:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
         if tunnel.target.partition("?")[0] != "/v0/ws":
             self._routes.find("CONNECT", tunnel.target)
         route = self._routes.find("GET", tunnel.target)
+        life.number = route.number
         key = self._guard.admit(route, [tunnel.headers[b"authorization"]] if b"authorization" in tunnel.headers else [])
         if self._handlers.draining:
             raise shutting_down()
@@ -321,13 +390,14 @@ class ColdLane:
         if tunnel.headers.get(b"sec-websocket-version") != b"13":
             raise ApiError("upgrade_required", "only WebSocket version 13 is spoken here")
         self._watches.check_origin(tunnel.headers)
+        self._take_slot(life, key)
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
             return Response(200, b"", stream=self._watches.new_socket(opened, key))
 
         return self._watches.open_socket(render, key)
 
-    async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream) -> None:
+    async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream, headers: list[tuple[bytes, bytes]]) -> None:
         outlet = self._open(life, SocketOutlet(stream, tunnel))
 
         def received(data: bytes) -> None:
@@ -339,7 +409,7 @@ class ColdLane:
                 stream.received_end()
                 self.flush()
 
-        await tunnel.accept()
+        await tunnel.accept(headers)
         stream.start(outlet, tunnel.listen(received, received_end))
         if tunnel.ended.is_set():
             received_end()

@@ -28,10 +28,17 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     keep_alive: bool
     gzipped: bool
     bodiless: bool
+    id: int
+    started_ns: int
+    number: int  # of its route
+    slot: int = 0  # the key whose slot it holds
+    request_id: bytes | None = None
+    line: tuple[str, str] | None = None
     answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
         connection = self.connection
+        connection.lane.answered(self, value)
         if connection.closed:
             if value.stream is not None:
                 value.stream.discard()
@@ -41,10 +48,15 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
         if value.stream is not None:
             connection.starting = value.stream
             self.keep_alive = True
-            self.answer = lane.answers.encode_stream(value)
+            self.answer = lane.answers.encode_stream(value, id=self.id, request_id=self.request_id)
         else:
             self.answer = lane.answers.encode(
-                value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=self.bodiless
+                value,
+                keep_alive=keep_alive,
+                gzipped=self.gzipped,
+                bodiless=self.bodiless,
+                id=self.id,
+                request_id=self.request_id,
             )
         connection.held = False
         lane.dirty.add(connection)
@@ -54,6 +66,7 @@ class Connection:
     """A client's connection; for a stream it is the Outlet."""
 
     __slots__ = (
+        "body_ns",
         "buffer",
         "chunks",
         "closed",
@@ -68,6 +81,8 @@ class Connection:
         "lane",
         "large",
         "out",
+        "out_ns",
+        "out_sent",
         "owes_continue",
         "paused",
         "progress_ns",
@@ -86,8 +101,11 @@ class Connection:
         self.head: Head | None = None  # of the request whose body is arriving
         self.chunks: ChunkDecoder | None = None
         self.large: bytearray | None = None  # a large body, so far
+        self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.out: bytes | memoryview = EMPTY
+        self.out_ns = 0  # when the client fell behind with reading ...
+        self.out_sent = 0  # ... and what it has taken since
         self.interest = INPUT
         self.closing = False  # no more requests: close when the last answer is out
         self.owes_continue = False
@@ -101,6 +119,21 @@ class Connection:
         self.written = 0  # bytes of the stream given to us ...
         self.sent = 0  # ... and taken by the socket
         self.paused = False
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body under way has come."""
+        if self.large is not None:
+            return len(self.large)
+        return len(self.buffer) if self.chunks is None else len(self.chunks.body) + len(self.buffer)
+
+    @property
+    def peer(self) -> str:
+        try:
+            name = self.sock.getpeername()
+        except OSError:
+            return "-"  # it has left
+        return f"{name[0]}:{name[1]}"
 
     # --- what a stream may do ---
 

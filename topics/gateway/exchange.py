@@ -48,6 +48,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
     head: Any
     body: bytes = b""
     timeout_ms: int = 0  # beyond the usual one: a long poll's wait
+    throttle_us: int = 0  # how long it was kept back
 
     def render(self, answer: Any, body: bytes | memoryview) -> Any:
         return answer

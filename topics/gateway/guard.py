@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from topics.errors import ApiError
+from topics.errors import ApiError, throttled_by
 from topics.keys import Key, Keyring, Scope
 from topics.storage.config import TopicConfig
 
@@ -85,3 +85,7 @@ def check_scope(key: Key | None, scope: int) -> None:
 def owner_of(key: Key | None) -> bytes:
     """What a session or stream is counted and recognised by."""
     return b"" if key is None else key.digest
+
+
+def too_many_in_flight(most: int) -> ApiError:
+    return throttled_by("max_inflight_per_key", most, "wait for answers before you send more", whose="this key")

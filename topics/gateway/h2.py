@@ -273,8 +273,8 @@ class Tunnel:
         await self.send(body)
         await self.end()
 
-    async def accept(self) -> None:
-        await self._connection.stream_send(Response(self._stream_id, [], 200))
+    async def accept(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._connection.stream_send(Response(self._stream_id, headers, 200))
 
     def listen(self, received: Callable[[bytes], None], received_end: Callable[[], None]) -> bytes:
         """From now on tell them; what has come before that."""

@@ -22,6 +22,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
 from topics.gateway.guard import check_config
+from topics.gateway.pressure import Pressure
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 
@@ -42,9 +43,16 @@ class Handlers:
     """The handlers and what they know: settings, the shard count, the counter board."""
 
     def __init__(
-        self, settings: Settings, *, shards: int, board: Board, linked: Callable[[int], bool] = lambda shard: True
+        self,
+        settings: Settings,
+        *,
+        shards: int,
+        board: Board,
+        linked: Callable[[int], bool] = lambda shard: True,
+        pressure: Pressure | None = None,
     ) -> None:
         self.settings = settings
+        self._pressure = pressure or Pressure()
         self._linked = linked  # whether this gateway can reach a shard: it may be up before its link is
         self.shards = shards
         self._queue = shards + 1  # the coordinator's number among those we ask
@@ -59,6 +67,8 @@ class Handlers:
         head, batch = bodies.decode_append(request.body, topic, self.settings, key=request.idempotency_key)
         if head.config is not None:
             check_config(request.key, head.config)
+        if not head.patient:
+            self._pressure.check(request.shard)
         return _AppendCall(
             shard=request.shard,
             op=Op.APPEND,
@@ -70,6 +80,7 @@ class Handlers:
 
     def diff(self, request: Request) -> Outcome:
         head = bodies.decode_diff(request.body, request.name, self.settings)
+        self._pressure.check(request.shard)
         return _DiffCall(
             shard=request.shard, op=Op.DIFF, head=head, timeout_ms=head.wait_ms, started_ns=request.started_ns
         )
@@ -256,7 +267,11 @@ _MS_TEXT = [f"{us / 1000}" for us in range(_MS_TEXTS)]
 
 
 def append_json(
-    topic: str, answer: tuple[int, int, int, bool, bool, int, int], return_seqs: bool, started_ns: int
+    topic: str,
+    answer: tuple[int, int, int, bool, bool, int, int],
+    return_seqs: bool,
+    spent_us: int,
+    throttle_us: int = 0,
 ) -> bytes:
     """An append's answer; the fields are those of messages.Appended."""
     first, count, head_seq, created, deduped, wal_us, fsync_us = answer
@@ -267,14 +282,15 @@ def append_json(
         seqs = f'"seqs":[{first}],'
     else:
         seqs = f'"seqs":{_encode(list(range(first, last + 1))).decode()},'
-    spent_us = (time.perf_counter_ns() - started_ns) // 1_000
     spent = _MS_TEXT[spent_us] if spent_us < _MS_TEXTS else f"{spent_us / 1000}"
     wal = _MS_TEXT[wal_us] if wal_us < _MS_TEXTS else f"{wal_us / 1000}"
     fsync = _MS_TEXT[fsync_us] if fsync_us < _MS_TEXTS else f"{fsync_us / 1000}"
+    throttle = f"{throttle_us / 1000}" if throttle_us else "0.0"
     return (
         f'{{"topic":"{topic}","first_seq":{first},"last_seq":{last},{seqs}"head_seq":{head_seq},'
         f'"count":{count},"created":{"true" if created else "false"},"deduped":{"true" if deduped else "false"},'
-        f'"performance":{{"server_total_ms":{spent},"wal_append_ms":{wal},"fsync_ms":{fsync}}}}}'
+        f'"performance":{{"server_total_ms":{spent},"wal_append_ms":{wal},"fsync_ms":{fsync},'
+        f'"throttle_wait_ms":{throttle}}}}}'
     ).encode()
 
 
@@ -283,7 +299,8 @@ class _AppendCall(Call, kw_only=True, gc=False, eq=False):
     started_ns: int
 
     def render(self, answer: messages.Appended, body: bytes | memoryview) -> Response:
-        content = append_json(self.head.topic, answer, self.return_seqs, self.started_ns)
+        spent_us = (time.perf_counter_ns() - self.started_ns) // 1_000
+        content = append_json(self.head.topic, answer, self.return_seqs, spent_us, self.throttle_us)
         return Response(201 if answer.created else 200, content)
 
 
@@ -292,7 +309,10 @@ class _DiffCall(Call, kw_only=True, gc=False, eq=False):
 
     def render(self, answer: messages.Diffed, body: bytes | memoryview) -> Response:
         spent = elapsed_ms(self.started_ns)
-        tail = b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}' % (spent, answer.scanned)
+        tail = b',"performance":{"server_total_ms":%.3f,"records_scanned":%d,"throttle_wait_ms":0.0}}' % (
+            spent,
+            answer.scanned,
+        )
         return Response(200, body, tail=tail)
 
 

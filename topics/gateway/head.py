@@ -28,6 +28,7 @@ _CACHED_HEADS = 4_096
 _CACHED_HEAD_BYTES = 2_048
 _TOKEN = re.compile(rb"[A-Z]{1,32} ")
 _PLAIN_QUERIES = {("return_seqs", "false")}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,%d}" % limits.MAX_REQUEST_ID_CHARS)
 _CHUNKED = -1  # body_length of a chunked body
 
 
@@ -45,6 +46,9 @@ class Head(msgspec.Struct, gc=False):
     fatal: bool = False  # the connection can't go on after the answer
     headers: dict[bytes, bytes] | None = None  # for routes that look at them
     key: Key | None = None  # whose it is
+    request_id: bytes | None = None  # the client's own
+    number: int = 0  # of its route
+    line: tuple[str, str] | None = None  # method and path, for the access log
 
     @property
     def chunked(self) -> bool:
@@ -56,7 +60,8 @@ def _refusal(error: ApiError) -> Head:
 
 
 class Heads:
-    def __init__(self, routes: Routes, *, max_body_bytes: int, guard: Guard | None = None) -> None:
+    def __init__(self, routes: Routes, *, max_body_bytes: int, guard: Guard | None = None, lines: bool = False) -> None:
+        self._lines = lines  # somebody wants to see method and path
         self._routes = routes
         self._guard = guard or Guard((), probes=False)
         self._max_body_bytes = max_body_bytes
@@ -69,7 +74,8 @@ class Heads:
         head = self._known.get(known_by)
         if head is None:
             head = self._parse(raw)
-            if not head.fatal and head.headers is None and len(raw) <= _CACHED_HEAD_BYTES:
+            once = head.fatal or head.headers is not None or head.request_id is not None
+            if not once and len(raw) <= _CACHED_HEAD_BYTES:
                 if len(self._known) >= _CACHED_HEADS:
                     self._known.clear()
                 self._known[known_by] = head
@@ -161,7 +167,8 @@ class Heads:
         except UnicodeDecodeError:
             error = invalid("the request target and header values must be valid text")
         plain = None
-        if route is not None and error is None and keep_alive and not gzip_body and key is None:
+        request_id = valid_request_id(headers.get(b"x-request-id", []))
+        if route is not None and error is None and keep_alive and not gzip_body and key is None and request_id is None:
             plain = self._plain(route)
         return Head(
             plain=plain,
@@ -176,12 +183,15 @@ class Heads:
             bodiless=method == "HEAD",
             headers=_joined(headers, old=old) if route is not None and (route.streams or route.looks) else None,
             key=owner,
+            request_id=request_id,
+            number=0 if route is None else route.number,
+            line=(method, events.url.partition(b"?")[0].decode("latin-1")) if self._lines else None,
         )
 
     def _plain(self, route: Route) -> PlainRoute | None:
         if route.handler != self._routes.append or not set(route.query.items()) <= _PLAIN_QUERIES:
             return None
-        return PlainRoute(route.shard, route.name, route.name.encode(), not route.query)
+        return PlainRoute(route.shard, route.name, route.name.encode(), not route.query, route.number)
 
 
 class _Events:
@@ -222,6 +232,11 @@ def _origin_form(target: str) -> str:
 
 
 # --- rules that the other lane applies too -----------------------------------------------------------
+
+
+def valid_request_id(values: list[bytes]) -> bytes | None:
+    """A client's own name for its request; what could do harm in a log is not taken."""
+    return values[0] if len(values) == 1 and _REQUEST_ID.fullmatch(values[0]) else None
 
 
 def check_content_type(value: bytes) -> None:

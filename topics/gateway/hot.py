@@ -21,17 +21,21 @@ from collections.abc import Callable
 
 from topics import limits
 from topics.errors import ApiError, invalid
+from topics.gateway.access import AccessLog
 from topics.gateway.answers import CONTINUE, Answers
 from topics.gateway.bodies import decode_plain
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
-from topics.gateway.exchange import Request, error_response
+from topics.gateway.exchange import Request, Response, error_response
+from topics.gateway.guard import too_many_in_flight
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Head, Heads, gunzip
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
+from topics.gateway.pressure import Pressure, under_pressure
 from topics.gateway.streams import Stream
 from topics.settings import Settings
+from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _RECEIVE_BYTES = 256 * limits.KIB
@@ -53,10 +57,19 @@ class HotLane:
         calls: Calls,
         epoll: select.epoll,
         hand_over: Callable[[socket.socket, bytes], None],
+        prefix: str = "",
+        pressure: Pressure | None = None,
+        slots: Slots | None = None,
+        meter: Meter | None = None,
+        access: AccessLog | None = None,
     ) -> None:
         self.settings = settings
         self.handlers = handlers
-        self.answers = Answers()
+        self.meter = meter
+        self.access = access
+        self._pressure = pressure or Pressure()
+        self._slots = slots
+        self.answers = Answers(prefix)
         self.answers.tick()
         self.dirty: set[Connection] = set()
         self.connections: dict[int, Connection] = {}
@@ -95,7 +108,7 @@ class HotLane:
         for exchange in connection.exchanges:
             if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
-        connection.exchanges.clear()
+        self._drop_exchanges(connection)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -129,11 +142,14 @@ class HotLane:
             elif connection.discarding:
                 if waited_ms > _DISCARD_MS:
                     self.close(connection)
-            elif connection.exchanges:
-                if connection.out and waited_ms > settings.body_timeout_ms:
+            elif connection.out:
+                if waited_ms > settings.body_timeout_ms or self._dawdles(now - connection.out_ns, connection.out_sent):
                     self.close(connection)  # it does not read its answers
+            elif connection.exchanges:
+                pass  # it waits for us
             elif connection.head is not None:
-                if waited_ms > settings.body_timeout_ms:
+                slow = self._dawdles(now - connection.body_ns, connection.body_bytes)
+                if slow or waited_ms > settings.body_timeout_ms:
                     self._refuse(connection, ApiError("request_timeout", "the body did not arrive in time"))
             elif connection.buffer:
                 if waited_ms > settings.head_timeout_ms:
@@ -141,6 +157,13 @@ class HotLane:
             elif waited_ms > settings.idle_timeout_ms:
                 self.close(connection)
         self.send_dirty()
+
+    def _dawdles(self, elapsed_ns: int, size: int) -> bool:
+        """Whether so much in that time is less than a living client manages."""
+        settings = self.settings
+        if elapsed_ns <= settings.body_timeout_ms * 1_000_000:
+            return False
+        return size * 1_000_000_000 < settings.min_body_rate * elapsed_ns
 
     # --- receiving -----------------------------------------------------------------------------------
 
@@ -276,6 +299,7 @@ class HotLane:
     def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
         """The body is not all here yet. False: the connection is done for."""
         connection.head = head
+        connection.body_ns = connection.progress_ns
         if head.error is not None and head.expect:
             self._refuse(connection, head.error)  # the client asked before it sends, and the answer is no
             return False
@@ -319,15 +343,31 @@ class HotLane:
 
     def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
         self.requests += 1
-        if (plain := head.plain) is not None and not self.handlers.draining:
+        started_ns = time.perf_counter_ns()
+        slot, free = 0, True
+        if self._slots is not None and head.key is not None:
+            free = self._slots.take(head.key.number)
+            slot = head.key.number if free else 0
+        if (plain := head.plain) is not None and free and not self.handlers.draining:
             batch = decode_plain(body, self.settings)
             if batch is not None:
-                self._plain(connection, plain, head.gzip_answer, *batch)
+                self._plain(connection, plain, head.gzip_answer, slot, started_ns, *batch)
                 return
             head.plain = None  # this client sends more than data; don't try each time
         if self._runs:
             self.send_runs()  # what came before takes effect before
-        exchange = Exchange(connection, head.keep_alive, head.gzip_answer, head.bodiless)
+        exchange = Exchange(
+            connection,
+            head.keep_alive,
+            head.gzip_answer,
+            head.bodiless,
+            self._calls.new_id(),
+            started_ns,
+            head.number,
+            slot,
+            head.request_id,
+            head.line,
+        )
         connection.exchanges.append(exchange)
         if not head.keep_alive:
             connection.closing = True
@@ -335,13 +375,15 @@ class HotLane:
             exchange.finish(error_response(head.error))  # not raised: it is kept, and would gather frames
             return
         try:
+            if not free:
+                raise too_many_in_flight(self.settings.max_inflight_per_key)
             if self.handlers.draining:
                 raise shutting_down()
             route = head.route
             assert route is not None
             if head.gzip_body and body:
                 body = gunzip(body, most=self.settings.max_body_bytes)
-            request = Request(route.name, route.shard, route.query, body, head.idempotency_key, time.perf_counter_ns())
+            request = Request(route.name, route.shard, route.query, body, head.idempotency_key, started_ns)
             request.key = head.key
             if head.headers is not None:
                 request.headers = head.headers
@@ -349,27 +391,49 @@ class HotLane:
                 outcome = route.handler(request)
                 connection.held = True
                 self._set_interest(connection, connection.interest & ~INPUT)
-                self._calls.submit(outcome, exchange)
+                self._calls.submit(outcome, exchange, exchange.id)
                 return
-            self._calls.submit(route.handler(request), exchange)
+            self._calls.submit(route.handler(request), exchange, exchange.id)
         except ApiError as error:
             exchange.finish(error_response(error))
         except Exception as error:  # a bug costs one request, not the gateway
-            self.on_fault(error)
+            self.on_fault(error, exchange.id)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
 
     def _plain(
-        self, connection: Connection, route: PlainRoute, gzipped: bool, count: int, size: int, data: bytes
+        self,
+        connection: Connection,
+        route: PlainRoute,
+        gzipped: bool,
+        slot: int,
+        started_ns: int,
+        count: int,
+        size: int,
+        data: bytes,
     ) -> None:
         entry = PlainAppend(
-            connection, True, gzipped, route.topic, count, route.return_seqs, time.perf_counter_ns(), self.deadline_ms
+            connection,
+            True,
+            gzipped,
+            route.topic,
+            count,
+            route.return_seqs,
+            started_ns,
+            self.deadline_ms,
+            route.number,
+            slot,
         )
         connection.exchanges.append(entry)
+        refusing = self._pressure.refusing
+        if refusing and route.shard in refusing:
+            entry.id = self._calls.new_id()
+            entry.finish(error_response(under_pressure(refusing[route.shard])))
+            return
         self.add_plain(route, entry, size, data)
 
     def add_plain(self, route: PlainRoute, entry: PlainEntry, size: int, data: bytes) -> None:
         """Add an append to this round's run of its topic."""
-        shard, topic, encoded, _ = route
+        shard, topic, encoded = route[:3]
         run = self._runs.get(topic)
         if run is None:
             run = self._runs[topic] = PlainRun(shard, encoded)
@@ -384,14 +448,33 @@ class HotLane:
         for run in runs.values():
             self._calls.send_plain(run)
 
-    on_fault: Callable[[Exception], None] = staticmethod(lambda error: None)
+    on_fault: Callable[[Exception, int], None] = staticmethod(lambda error, id: None)
+
+    def answered(self, exchange: Exchange | PlainAppend, value: Response) -> None:
+        """For the counters and the log."""
+        took_us = (time.perf_counter_ns() - exchange.started_ns) // 1_000
+        if self.meter is not None:
+            self.meter.count(exchange.number, value.status, took_us)
+        if self.access is not None:
+            method, path = exchange.line or ("-", "-")
+            self.access.note(
+                id=exchange.id,
+                request_id=exchange.request_id,
+                method=method,
+                path=path,
+                status=value.status,
+                size=len(value.body) + len(value.tail),
+                took_us=took_us,
+                peer=exchange.connection.peer,
+                key=exchange.slot,
+            )
 
     def _refuse(self, connection: Connection, error: ApiError) -> None:
         """Answer and close: after this nothing the client sent is looked at."""
         connection.closing = True
         connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
-        exchange = Exchange(connection, False, False, False)
+        exchange = Exchange(connection, False, False, False, self._calls.new_id(), time.perf_counter_ns(), 0)
         connection.exchanges.append(exchange)
         exchange.finish(error_response(error, close=True))
         self._set_interest(connection, connection.interest & ~INPUT)
@@ -418,9 +501,11 @@ class HotLane:
             exchange = exchanges.popleft()
             assert exchange.answer is not None
             parts.append(exchange.answer)
+            if exchange.slot and self._slots is not None:
+                self._slots.give(exchange.slot)
             last = exchange.keep_alive
             if not last:
-                exchanges.clear()
+                self._drop_exchanges(connection)
                 connection.closing = True
         if connection.owes_continue and not exchanges:
             connection.owes_continue = False
@@ -437,7 +522,14 @@ class HotLane:
                 sent = 0
             if sent:
                 connection.progress_ns = time.monotonic_ns()
-            connection.out = EMPTY if sent == len(data) else memoryview(data)[sent:]
+            if sent == len(data):
+                connection.out = EMPTY
+            else:
+                if connection.out:
+                    connection.out_sent += sent
+                else:
+                    connection.out_ns, connection.out_sent = time.monotonic_ns(), 0
+                connection.out = memoryview(data)[sent:]
         if connection.out:
             self._set_interest(connection, connection.interest | select.EPOLLOUT)
         elif connection.closing and not exchanges:
@@ -446,6 +538,14 @@ class HotLane:
             self._set_interest(connection, INPUT)
             if connection.buffer:
                 self._understand(connection, connection.buffer)
+
+    def _drop_exchanges(self, connection: Connection) -> None:
+        """Nobody waits for their answers; what they hold is given back."""
+        if self._slots is not None:
+            for exchange in connection.exchanges:
+                if exchange.slot:
+                    self._slots.give(exchange.slot)
+        connection.exchanges.clear()
 
     def _start_stream(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
         """Its response's turn has come: the connection is the stream's from here on."""

@@ -6,6 +6,7 @@ left out: metrics describe a server that is not ready, too. Prometheus text by d
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.handlers import with_performance
 from topics.shm.counters import SYNC_BUCKET_US, Board, State, Word
 from topics.shm.counters import Row as Words
+from topics.shm.usage import BUCKET_US, Usage
 
 _TEXT = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -65,7 +67,18 @@ class TopicFigures(msgspec.Struct):
 
 
 class MetricsHandlers:
-    def __init__(self, board: Board, *, shards: int, linked: Callable[[int], bool] = lambda peer: True) -> None:
+    def __init__(
+        self,
+        board: Board,
+        *,
+        shards: int,
+        linked: Callable[[int], bool] = lambda peer: True,
+        usage: Usage | None = None,
+        data_dir: str | None = None,
+    ) -> None:
+        self.labels: list[tuple[str, str]] = []  # method and path of routes, by number
+        self._usage = usage
+        self._data_dir = data_dir
         self._board = board
         self._shards = shards
         self._queue = shards + 1
@@ -141,9 +154,14 @@ class MetricsHandlers:
         full = sum(row[Word.RING_FULL] for row in rows)
         yield CounterMetricFamily("topics_wal_submit_full", "Requests refused because a ring was full.", value=full)
         read_only = int(any(row[Word.WAL_READ_ONLY] for row in shards))
-        yield _gauge("topics_wal_read_only", "1 if the last write found no space.", read_only)
+        yield _gauge("topics_wal_read_only", "1 if there is no space to write into, or too little.", read_only)
+        if self._data_dir is not None:
+            free = _free_bytes(self._data_dir)
+            yield _gauge("topics_disk_free_bytes", "Free space on the disk that holds the data.", free)
         yield _sync_histogram(shards)
         yield from _processes(rows)
+        if self._usage is not None:
+            yield from self._requests(self._usage)
         for name, meaning, field in _BY_TOPIC:
             family = GaugeMetricFamily(name, meaning, labels=["topic"])
             for one in figures:
@@ -158,6 +176,27 @@ class MetricsHandlers:
         yield ready_jobs
         yield held_jobs
         yield _gauge("topics_topic_metrics_truncated", "1 if topics were left out of the block above.", int(cut))
+
+    def _requests(self, usage: Usage) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "topics_http_requests", "Answered requests.", labels=["method", "route", "status"]
+        )
+        durations = HistogramMetricFamily(
+            "topics_http_request_duration_seconds",
+            "From a request's last byte to its answer.",
+            labels=["method", "route"],
+        )
+        for number, (method, route) in enumerate(self.labels):
+            counts = usage.answers(number)
+            if not counts:
+                continue
+            for status, count in counts.items():
+                answers.add_metric([method, route, str(status) if status else "other"], count)
+            buckets, spent_us = usage.durations(number)
+            bounds = [*(str(bound / 1e6) for bound in BUCKET_US), "+Inf"]
+            durations.add_metric([method, route], _cumulative(bounds, buckets), spent_us / 1e6)
+        yield answers
+        yield durations
 
 
 class _Once(CollectorRegistry):
@@ -196,18 +235,41 @@ def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
 
 def _sync_histogram(shards: list[Words]) -> HistogramMetricFamily:
     counts = [sum(row[Word.SYNC_BUCKETS + at] for row in shards) for at in range(len(SYNC_BUCKET_US) + 1)]
-    buckets: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip([*map(str, SYNC_BUCKET_US), "+Inf"], counts, strict=True):
-        total += count
-        buckets.append((bound, total))
+    buckets = _cumulative([*map(str, SYNC_BUCKET_US), "+Inf"], counts)
     spent = sum(row[Word.WAL_SYNC_US_SUM] for row in shards)
     return HistogramMetricFamily(
         "topics_wal_fsync_latency_us", "Duration of a sync in microseconds.", buckets=buckets, sum_value=spent
     )
 
 
+def _cumulative(bounds: list[str], counts: list[int]) -> list[tuple[str, float]]:
+    return list(zip(bounds, itertools.accumulate(counts), strict=True))
+
+
+# name, what it says, the word, and what it is divided by
+_GAUGES = (
+    ("topics_process_ring_depth_bytes", "Waiting in the rings to it, when it last looked.", Word.RING_DEPTH, 1),
+    ("topics_process_ring_high_water_bytes", "The most it saw in one of them.", Word.RING_HIGH_WATER, 1),
+    ("topics_process_loop_lag_seconds", "The longest round of its loop in the last second.", Word.LOOP_LAG_US, 1e6),
+    ("topics_process_pressure", "Level of its governor: 0 calm to 4 refusing.", Word.PRESSURE, 1),
+)
+_COUNTERS = (
+    ("topics_process_doorbells", "Bells it rang.", Word.DOORBELLS, 1),
+    ("topics_process_busy_seconds", "Time it spent in rounds of its loop.", Word.BUSY_US, 1e6),
+)
+
+
 def _processes(rows: list[Words]) -> Iterator[Metric]:
+    for name, meaning, word, unit in _GAUGES:
+        gauge = GaugeMetricFamily(name, meaning, labels=["process"])
+        for row in rows:
+            gauge.add_metric([row.name], row[word] / unit)
+        yield gauge
+    for name, meaning, word, unit in _COUNTERS:
+        counter = CounterMetricFamily(name, meaning, labels=["process"])
+        for row in rows:
+            counter.add_metric([row.name], row[word] / unit)
+        yield counter
     restarts = CounterMetricFamily("topics_process_restarts", "Starts after the first.", labels=["process"])
     memory = GaugeMetricFamily("topics_process_resident_bytes", "Resident memory.", labels=["process"])
     requests = CounterMetricFamily("topics_process_requests", "Requests taken since its start.", labels=["process"])
@@ -220,7 +282,7 @@ def _processes(rows: list[Words]) -> Iterator[Metric]:
         full.add_metric([row.name], row[Word.RING_FULL])
         if row[Word.PID]:
             memory.add_metric([row.name], _resident_bytes(row[Word.PID]))
-    return iter((restarts, memory, requests, full))
+    yield from (restarts, memory, requests, full)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -229,6 +291,14 @@ def _resident_bytes(pid: int) -> int:
             return int(source.read().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0  # it has just ended
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
 
 
 def _as_json(families: Iterable[Metric]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Whatever is not plain takes the ordinary way; so does every refusal, which finds
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from topics.gateway.handlers import append_json
 from topics.storage import columns
 from topics.storage.format import RECORD_SEPARATOR
 
-_RESPONSE = b"%bContent-Length: %d\r\n\r\n%b"
+_RESPONSE = b"%b%x\r\nContent-Length: %d\r\n\r\n%b"
 
 
 class PlainRoute(NamedTuple):
@@ -26,6 +27,7 @@ class PlainRoute(NamedTuple):
     topic: str
     encoded: bytes
     return_seqs: bool
+    number: int = 0
 
 
 class PlainEntry(Protocol):
@@ -33,6 +35,7 @@ class PlainEntry(Protocol):
 
     records: int
     deadline_ms: int
+    id: int
 
     def take(self, message: bytes) -> None: ...
     def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None: ...
@@ -50,7 +53,19 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
     return_seqs: bool
     started_ns: int
     deadline_ms: int
+    number: int = 0  # of its route
+    slot: int = 0
+    id: int = 0
     answer: bytes | None = None
+
+    @property
+    def request_id(self) -> None:
+        """A client that gives its requests names sends no plain ones."""
+        return None
+
+    @property
+    def line(self) -> tuple[str, str]:
+        return "POST", f"/v0/topics/{self.topic}"
 
     def take(self, message: bytes) -> None:
         """The shard has answered this request alone."""
@@ -62,23 +77,29 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
     def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None:
         """What it was given: the fields of messages.Appended."""
         connection = self.connection
-        if connection.closed:
+        lane = connection.lane
+        took_us = (time.perf_counter_ns() - self.started_ns) // 1_000
+        body = append_json(self.topic, fields, self.return_seqs, took_us)
+        status = 201 if fields[3] else 200
+        if self.gzipped or lane.access is not None or not self.keep_alive:
+            self.finish(Response(status, body))
             return
-        body = append_json(self.topic, fields, self.return_seqs, self.started_ns)
-        if self.keep_alive and not self.gzipped:
-            status = 201 if fields[3] else 200
-            self.answer = _RESPONSE % (connection.lane.answers.starts[status], len(body), body)
-            connection.lane.dirty.add(connection)
-        else:
-            self.finish(Response(201 if fields[3] else 200, body))
+        if lane.meter is not None:
+            lane.meter.count(self.number, status, took_us)
+        if not connection.closed:
+            self.answer = _RESPONSE % (lane.answers.named[status], self.id, len(body), body)
+            lane.dirty.add(connection)
 
     def finish(self, value: Response) -> None:
         connection = self.connection
+        lane = connection.lane
+        lane.answered(self, value)
         if connection.closed:
             return
-        lane = connection.lane
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
-        self.answer = lane.answers.encode(value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=False)
+        self.answer = lane.answers.encode(
+            value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=False, id=self.id
+        )
         lane.dirty.add(connection)
 
 

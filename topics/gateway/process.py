@@ -15,9 +15,11 @@ import trio
 
 from topics import limits
 from topics.actors.context import Context
+from topics.actors.governor import Governor
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import RingPoisoned
+from topics.gateway.access import AccessLog
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
 from topics.gateway.feeds import Feeds
@@ -26,6 +28,7 @@ from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
 from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
@@ -35,6 +38,7 @@ from topics.shm.counters import Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
+_UNLIMITED = 2**62
 _ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
@@ -56,7 +60,13 @@ class Gateway:
     def __init__(self, context: Context) -> None:
         settings = context.settings
         self._context = context
-        self._calls = Calls(shards=context.shards, timeout_ms=settings.call_timeout_ms)
+        self._governor = Governor(lag_ms=settings.pressure_lag_ms, commit_ms=settings.pressure_commit_ms)
+        pressure = Pressure()
+        if settings.elastic:
+            rows = [context.board.row(f"shard-{shard}") for shard in range(context.shards)]
+            pressure = Pressure(rows, self._governor)
+        self._pressure = pressure
+        self._calls = Calls(shards=context.shards, timeout_ms=settings.call_timeout_ms, pressure=pressure)
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
         self._calls.on_unasked = self._streams.unasked
@@ -65,13 +75,29 @@ class Gateway:
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
-        self._handlers = Handlers(settings, shards=context.shards, board=context.board, linked=self._calls.linked)
+        self._handlers = Handlers(
+            settings, shards=context.shards, board=context.board, linked=self._calls.linked, pressure=pressure
+        )
         watches = Watches(self._streams, shards=context.shards)
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
-        queues = QueueHandlers(self._streams, peer=self._calls.queue)
-        metrics = MetricsHandlers(context.board, shards=context.shards, linked=self._calls.linked)
+        queues = QueueHandlers(self._streams, peer=self._calls.queue, pressure=pressure)
+        assert context.usage is not None
+        metrics = MetricsHandlers(
+            context.board,
+            shards=context.shards,
+            linked=self._calls.linked,
+            usage=context.usage,
+            data_dir=settings.data_dir,
+        )
         routes = Routes(self._handlers, watches, routers, queues, metrics)
+        metrics.labels = routes.labels
         guard = Guard(settings.api_keys, probes=settings.probe_auth)
+        slots = None
+        if settings.api_keys:
+            slots = context.usage.slots(context.index, most=settings.max_inflight_per_key or _UNLIMITED)
+        meter = context.usage.meter(context.index) if settings.request_metrics else None
+        self._prefix = f"{context.index}.{context.row[Word.GENERATION]}."
+        self._access = AccessLog(context.log, prefix=self._prefix) if settings.access_log else None
         self.cold = ColdLane(
             settings=settings,
             routes=routes,
@@ -79,6 +105,10 @@ class Gateway:
             calls=self._calls,
             watches=watches,
             guard=guard,
+            prefix=self._prefix,
+            slots=slots,
+            meter=meter,
+            access=self._access,
         )
         processes = len(context.board.rows())
         self._idle = Idle(
@@ -86,14 +116,20 @@ class Gateway:
             spin_us=spin_us(settings.spin_us, processes=processes),
             has_work=self._calls.has_answers,
             next_deadline_ns=self._next_due_ns,
+            row=context.row,
         )
         self._hot = HotLane(
             settings=settings,
-            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard),
+            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard, lines=settings.access_log),
             handlers=self._handlers,
             calls=self._calls,
             epoll=self._idle.epoll,
             hand_over=self.cold.hand_over,
+            prefix=self._prefix,
+            pressure=pressure,
+            slots=slots,
+            meter=meter,
+            access=self._access,
         )
         self._hot.on_fault = self._fault
         self._streams.publish = self._hot.add_plain
@@ -125,6 +161,7 @@ class Gateway:
             events = await idle.wait(expecting=len(calls) > 0, linger=not self.cold.connections)
             hot.begin_round()
             streams.now_ns = time.monotonic_ns()
+            self._govern(streams.now_ns)
             for _ in range(_GATHER):
                 for fd, event in events:
                     if fd == listener_fd:
@@ -145,6 +182,8 @@ class Gateway:
                 hot.send_dirty()
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
+            if self._access is not None:
+                self._access.flush()
             now = time.monotonic_ns()
             if (due := streams.next_due_ns) is not None and now >= due:
                 streams.tick(now)
@@ -158,9 +197,18 @@ class Gateway:
         """A gateway without connections need not sweep."""
         if not self._hot.connections and not len(self._streams) and not self._stop_by_ns:
             return None
-        due = self._streams.next_due_ns
-        soonest = self._sweep_ns if due is None else min(due, self._sweep_ns)
+        waits = (self._streams.next_due_ns, self._calls.parking.next_due_ns, self._governor.next_tick_ns)
+        soonest = min([self._sweep_ns, *(due for due in waits if due is not None)])
         return min(soonest, self._stop_from_ns) if self._stop_from_ns > time.monotonic_ns() else soonest
+
+    def _govern(self, now_ns: int) -> None:
+        governor, pressure = self._governor, self._pressure
+        governor.round(self._idle.round_us)
+        if governor.tick(now_ns):
+            self._context.row.words[Word.PRESSURE] = governor.level
+            self._context.log.info("pressure", level=governor.level.name.lower(), pressure=round(governor.pressure, 2))
+        pressure.look()
+        self._calls.release(now_ns)
 
     def _flush(self) -> None:
         """What was asked outside of a round goes out now."""
@@ -237,5 +285,6 @@ class Gateway:
         done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
         return done or now > self._stop_by_ns
 
-    def _fault(self, error: Exception) -> None:
-        self._context.log.error("request failed", trace="".join(traceback.format_exception(error)))
+    def _fault(self, error: Exception, id: int = 0) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self._context.log.error("request failed", id=f"{self._prefix}{id:x}", trace=trace)

@@ -12,19 +12,22 @@ from topics.gateway import bodies, jobs
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.guard import owner_of
 from topics.gateway.handlers import RenderedCall, elapsed_ms, with_performance
+from topics.gateway.pressure import Pressure
 from topics.gateway.streams import HOME, Streams
 from topics.gateway.watches import SSE_HEADERS, accepts_events
 from topics.gateway.work import WorkStream
 
 
 class QueueHandlers:
-    def __init__(self, streams: Streams, *, peer: int) -> None:
+    def __init__(self, streams: Streams, *, peer: int, pressure: Pressure | None = None) -> None:
+        self._pressure = pressure or Pressure()
         self._streams = streams
         self._settings = streams.settings
         self._peer = peer  # the coordinator's number among those we ask
 
     def claim(self, request: Request) -> Outcome:
         head = bodies.decode_claim(request.body, request.name, self._settings)
+        self._pressure.check(request.shard)
         return _ClaimCall(
             shard=self._peer,
             op=Op.CLAIM,

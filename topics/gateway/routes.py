@@ -19,6 +19,7 @@ from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.watches import Watches
 from topics.keys import Scope
+from topics.shm.usage import ROUTES
 from topics.storage.config import owner_of_name
 
 Handler = Callable[[Request], Outcome]
@@ -36,6 +37,7 @@ class Route(NamedTuple):
     token: bool = False  # the key may stand in the query: browsers can't send headers with an EventSource
     streams: bool = False  # its answer may go on for as long as the connection lives
     looks: bool = False  # its handler looks at headers
+    number: int = 0  # of its row, for counters
 
 
 class Row(NamedTuple):
@@ -48,6 +50,7 @@ class Row(NamedTuple):
     token: bool = False
     streams: bool = False
     looks: bool = False
+    number: int = 0
 
 
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
@@ -99,6 +102,13 @@ class Routes:
             ("readyz",): ready,
             ("ready",): ready,
         }
+        self.labels = [("-", "none")]  # method and path of every row, by number; the first is for what is in no row
+        for path, methods in self._table.items():
+            self._table[path] = {
+                method: row._replace(number=len(self.labels) + at) for at, (method, row) in enumerate(methods.items())
+            }
+            self.labels += [(method, _template(path)) for method in methods]
+        assert len(self.labels) <= ROUTES
 
     def find(self, method: str, target: str) -> Route:
         path, _, query_text = target.partition("?")
@@ -146,4 +156,10 @@ class Routes:
             token=row.token,
             streams=streams,
             looks=row.looks,
+            number=row.number,
         )
+
+
+def _template(path: tuple[str, ...]) -> str:
+    names = {"topics": ":topic", "routers": ":router", "watch": ":wid"}
+    return "/" + "/".join(names[path[1]] if part == _NAME else part for part in path)

@@ -151,6 +151,7 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
             or self.idempotency_key is not None
             or self.create is not None
             or self.config is not None
+            or self.disable_backpressure
             or size > settings.max_record_bytes
         ):
             return None
@@ -163,6 +164,7 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
             idempotency_key=self.idempotency_key,
             create=self.create,
             config=self.config,
+            disable_backpressure=self.disable_backpressure,
         )
         return bodies.resolve_append(given, self.topic, settings, key=None, size=size)
 

@@ -273,6 +273,8 @@ class Socket:
         topic = command.topic
         shard = owner_of_name(topic, self._shards)
         settings = self._streams.settings
+        if not command.disable_backpressure:
+            self._streams.calls.pressure.check(shard)
         deadline_ms = self._streams.now_ns // 1_000_000 + settings.call_timeout_ms
         plain = command.plain(settings, size=size)
         entry = _Publishing(
@@ -292,7 +294,9 @@ class Socket:
         head, batch = command.append(settings, size=size)
         self._in_flight += 1
         self._streams.send_runs()  # what came before takes effect before
-        self._streams.calls.ask(_AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch), entry)
+        call = _AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch)
+        entry.call = call
+        self._streams.calls.ask(call, entry)
 
     def published(self) -> None:
         self._in_flight -= 1
@@ -411,6 +415,8 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
     return_seqs: bool
     started_ns: int
     deadline_ms: int
+    id: int = 0
+    call: Any = None  # if it is no plain one
 
     def take(self, message: bytes) -> None:
         try:
@@ -423,7 +429,10 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
 
     def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None:
         self.socket.published()
-        self.socket.acknowledge(self.request_id, append_json(self.topic, fields, self.return_seqs, self.started_ns))
+        spent_us = (time.perf_counter_ns() - self.started_ns) // 1_000
+        throttle_us = 0 if self.call is None else self.call.throttle_us
+        answer = append_json(self.topic, fields, self.return_seqs, spent_us, throttle_us)
+        self.socket.acknowledge(self.request_id, answer)
 
     def finish(self, value: Any) -> None:
         """The answer of an append with options, or why there is none."""

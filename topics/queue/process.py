@@ -117,6 +117,7 @@ class Coordinator:
             spin_us=spin_us(context.settings.spin_us, processes=len(context.board.rows())),
             has_work=self._has_work,
             next_deadline_ns=self._next_deadline_ns,
+            row=context.row,
         )
         busy_ns = 0
 

@@ -95,7 +95,7 @@ class Router:
 
     async def serve(self) -> None:
         context = self._context
-        idle = Idle(context.bell, spin_us=0, has_work=self._has_work, next_deadline_ns=lambda: None)
+        idle = Idle(context.bell, spin_us=0, has_work=self._has_work, next_deadline_ns=lambda: None, row=context.row)
         while not self._stopping:
             await idle.wait(expecting=False, linger=False)
             self._asks.drain()

@@ -95,6 +95,15 @@ class Word:
     TOPICS_FSYNC: Final = 67
     QUEUE_TOPICS: Final = 68
 
+    LOOP_LAG_US: Final = 72
+    BUSY_US: Final = 73
+    PRESSURE: Final = 74
+    THROTTLE_MS: Final = 75
+    DISK_FREE: Final = 76
+    TOTALS_KNOWN: Final = 77
+    CLAIMED_TOPICS: Final = 78
+    CLAIMED_BYTES: Final = 79
+
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
 
@@ -153,6 +162,14 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.TOPICS_DISK, "topics_disk", _P, "topics of the disk class"),
     WordInfo(Word.TOPICS_FSYNC, "topics_fsync", _P, "topics of the fsync class"),
     WordInfo(Word.QUEUE_TOPICS, "queue_topics", _P, "topics of type queue"),
+    WordInfo(Word.LOOP_LAG_US, "loop_lag_us", _P, "the longest round of its loop in about the last second"),
+    WordInfo(Word.BUSY_US, "busy_us", _P, "time spent in rounds since it started"),
+    WordInfo(Word.PRESSURE, "pressure", _P, "level of its governor: 0 calm to 4 refusing"),
+    WordInfo(Word.THROTTLE_MS, "throttle_ms", _P, "what refused clients are told to wait"),
+    WordInfo(Word.DISK_FREE, "disk_free", _P, "free bytes of the data disk, when it last looked"),
+    WordInfo(Word.TOTALS_KNOWN, "totals_known", _P, "1 when the next two are true, perhaps of a past life"),
+    WordInfo(Word.CLAIMED_TOPICS, "claimed_topics", _P, "topics, with one that is about to be made"),
+    WordInfo(Word.CLAIMED_BYTES, "claimed_bytes", _P, "bytes of records, with those that are about to be written"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 
@@ -163,6 +180,9 @@ SYNC_BUCKET_US: Final = tuple(32 << i for i in range(SYNC_BUCKET_COUNT - 1))
 def sync_bucket(duration_us: int) -> int:
     """The bucket that counts a sync of this duration: the first whose bound it does not exceed."""
     return min(max((duration_us - 1).bit_length() - 5, 0) if duration_us > 0 else 0, SYNC_BUCKET_COUNT - 1)
+
+
+_KEPT: Final = (Word.TOTALS_KNOWN, Word.CLAIMED_TOPICS, Word.CLAIMED_BYTES)
 
 
 class Row:
@@ -194,9 +214,11 @@ class Row:
         return State(self.words[Word.STATE])
 
     def clear(self) -> None:
-        """All words but the name to zero; only while no process of this name lives."""
+        """All words but the name to zero; only while no process of this name lives. What it holds of the instance's
+        quotas it still holds, while it recovers."""
         for word in range(Word.NAME):
-            self.words[word] = 0
+            if word not in _KEPT:
+                self.words[word] = 0
 
 
 class Board:

@@ -188,6 +188,7 @@ class Shard:
             spin_us=spin_us(context.settings.spin_us, processes=processes),
             has_work=self._has_work,
             next_deadline_ns=self._next_deadline_ns,
+            row=context.row,
         )
         idle.register(self._syncer.event_fd)
         idle.register(mover.event_fd)
@@ -333,9 +334,6 @@ class Shard:
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
-        readers = [link.reader for link in self._links.values()]
-        words[Word.RING_DEPTH] = sum(reader.waiting for reader in readers)
-        words[Word.RING_HIGH_WATER] = max([words[Word.RING_HIGH_WATER], *(reader.high_water for reader in readers)])
         words[Word.DERIVING] = len(engine.pipes.deriving)
         words[Word.SESSIONS] = engine.sessions.sessions
         words[Word.STREAMS] = engine.sessions.streams

@@ -1,0 +1,39 @@
+"""How many cases a run has, and from which seed they grow.
+
+TOPICS_FUZZ_CASES is the number of cases of the whole run, divided among the families; TOPICS_FUZZ_SEED makes a run
+again. A case is a function of seed, family and its number alone, so the case that a failure names is the same one in a
+run of any size.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+DEFAULT_CASES = 12_000
+CASES = int(os.environ.get("TOPICS_FUZZ_CASES") or DEFAULT_CASES)
+SEED = int(os.environ.get("TOPICS_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
+
+# Out of 100. HTTP/2 has fewer: it is the slow lane, and a case of it costs as much as twenty others.
+SHARES = {"http1": 38, "http2": 12, "websocket": 20, "bodies": 28, "values": 2}
+assert sum(SHARES.values()) == 100
+
+
+def cases_of(family: str) -> int:
+    return max(CASES * SHARES[family] // 100, 1)
+
+
+def dice(family: str, number: int) -> random.Random:
+    """What decides about one case."""
+    return random.Random(f"{SEED}/{family}/{number}")
+
+
+def batches(count: int, size: int) -> Iterator[range]:
+    for start in range(0, count, size):
+        yield range(start, min(start + size, count))
+
+
+def time_limit_s(count: int) -> float:
+    """For pytest: a minute, and more for runs that are longer than the usual one."""
+    return 120.0 + 240.0 * max(CASES / DEFAULT_CASES - 1.0, 0.0)

@@ -1,0 +1,148 @@
+"""The usage page: what each gateway has in flight per key, and what it has answered, in memory that all gateways map.
+
+    0           64                            64 + stride
+    | header    | gateway 0                   | gateway 1 ...
+    | magic     | one word per key: in flight | STATUSES x ROUTES answers | ROUTES x (BUCKETS + 1) durations
+    | gateways
+    | keys
+
+Rules: a gateway writes its own part alone, so a counter is a plain store and a limit over all gateways needs no lock:
+who wants a slot writes down that it has it, and looks at the others after that. Of two that race for the last one both
+may find it taken; never do both get it.
+
+Crash: the slots of a gateway that has died are given back by the supervisor; what it had answered stays counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from topics.errors import TopicsError
+from topics.shm.region import Region
+
+MAGIC: Final = 0x45474153_55504F54  # "TOPUSAGE"
+ROUTES: Final = 48
+STATUSES: Final = (
+    *(200, 201, 101, 400, 401, 403, 404, 405, 406, 408, 409, 413, 414, 415, 417, 422, 426, 429, 431),
+    *(500, 503, 505),
+    0,  # any other
+)
+BUCKETS: Final = 16
+# Upper bounds in microseconds of all buckets but the last, which has none.
+BUCKET_US: Final = tuple(64 << i for i in range(BUCKETS - 1))
+_HEADER_WORDS: Final = 8
+_STATUS_AT: Final = {status: number * ROUTES for number, status in enumerate(STATUSES)}
+_OTHER: Final = _STATUS_AT[0]
+_DURATIONS: Final = len(STATUSES) * ROUTES
+_DURATION_WORDS: Final = BUCKETS + 1  # the last is their sum
+_COUNTER_WORDS: Final = _DURATIONS + ROUTES * _DURATION_WORDS
+# By the bits of a duration in microseconds: the first bucket whose bound it does not exceed.
+_BUCKET_OF_BITS: Final = tuple(min(max(bits - 6, 0), BUCKETS - 1) for bits in range(64))
+_fence = threading.Lock()
+
+
+def _stride(keys: int) -> int:
+    """Words of one gateway; whole cache lines, so that no two write to the same."""
+    return (keys + _COUNTER_WORDS + 7) & -8
+
+
+class Usage:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        words = region.view.cast("Q")
+        if words[0] != MAGIC:
+            raise TopicsError("not a usage page")
+        self.gateways: int = words[1]
+        self.keys: int = words[2]
+        stride = _stride(self.keys)
+        self._words = words
+        starts = [_HEADER_WORDS + number * stride for number in range(self.gateways)]
+        self._slots = [words[at : at + self.keys] for at in starts]
+        self._counters = [words[at + self.keys : at + stride] for at in starts]
+
+    @classmethod
+    def create(cls, *, gateways: int, keys: int) -> Usage:
+        region = Region.create(8 * (_HEADER_WORDS + gateways * _stride(keys)))
+        with region.view.cast("Q") as header:
+            header[1] = gateways
+            header[2] = keys
+            header[0] = MAGIC
+        return cls(region)
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> Usage:
+        return cls(Region.attach(fd, size))
+
+    def slots(self, gateway: int, *, most: int) -> Slots:
+        others = [part for number, part in enumerate(self._slots) if number != gateway]
+        return Slots(self._slots[gateway], others, most)
+
+    def meter(self, gateway: int) -> Meter:
+        return Meter(self._counters[gateway])
+
+    def give_back(self, gateway: int) -> None:
+        """Only while no process of this gateway lives."""
+        for key in range(self.keys):
+            self._slots[gateway][key] = 0
+
+    def in_flight(self) -> int:
+        return sum(sum(part) for part in self._slots)
+
+    def answers(self, route: int) -> dict[int, int]:
+        """How often a route was answered, by status; only those that it was answered with."""
+        counts = {status: sum(part[at + route] for part in self._counters) for status, at in _STATUS_AT.items()}
+        return {status: count for status, count in counts.items() if count}
+
+    def durations(self, route: int) -> tuple[list[int], int]:
+        """Answers of a route by bucket, and the sum of their microseconds."""
+        at = _DURATIONS + route * _DURATION_WORDS
+        words = [sum(part[at + number] for part in self._counters) for number in range(_DURATION_WORDS)]
+        return words[:BUCKETS], words[BUCKETS]
+
+    def close(self) -> None:
+        for part in (*self._slots, *self._counters):
+            part.release()
+        self._words.release()
+        self.region.close()
+
+
+class Slots:
+    """One gateway's requests in flight per key, under a limit that all gateways share."""
+
+    def __init__(self, mine: memoryview, others: list[memoryview], most: int) -> None:
+        self._mine = mine
+        self._others = others
+        self.most = most
+
+    def take(self, key: int) -> bool:
+        mine = self._mine
+        count = mine[key] + 1
+        mine[key] = count
+        total = count
+        if self._others:
+            with _fence:
+                pass  # ours is to be seen by the others before we look at theirs
+            for other in self._others:
+                total += other[key]
+        if total > self.most:
+            mine[key] = count - 1
+            return False
+        return True
+
+    def give(self, key: int) -> None:
+        self._mine[key] -= 1
+
+
+class Meter:
+    """One gateway's answers, by route and status."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def count(self, route: int, status: int, took_us: int) -> None:
+        words = self._words
+        words[_STATUS_AT.get(status, _OTHER) + route] += 1
+        at = _DURATIONS + route * _DURATION_WORDS
+        words[at + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
+        words[at + BUCKETS] += took_us
