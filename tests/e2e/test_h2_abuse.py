@@ -57,8 +57,8 @@ MIB = 1024 * 1024
 class Rude:
     """A connection that sends the frames it is given."""
 
-    def __init__(self, port: int, **settings: int) -> None:
-        """Settings by the names they have in SettingsFrame."""
+    def __init__(self, port: int, *, window: int = 2**30, **settings: int) -> None:
+        """`window` is added to that of the connection; settings by the names they have in SettingsFrame."""
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=PROMPT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.hpack = hpack.Encoder()
@@ -67,7 +67,9 @@ class Rude:
         self.closed = False
         self._unread = b""
         known = {getattr(SettingsFrame, name): value for name, value in settings.items()}
-        self.sock.sendall(PREFACE + SettingsFrame(settings=known).serialize())
+        granted = [WindowUpdateFrame(0, window_increment=window)] if window else []
+        first = [SettingsFrame(settings=known), *granted]
+        self.sock.sendall(PREFACE + b"".join(frame.serialize() for frame in first))
 
     def __enter__(self) -> Rude:
         return self
@@ -189,7 +191,7 @@ class Bystander(threading.Thread):
         self.lane = lane
         self._client = Client(server.port, lane)
         self._topic = unique("bystander")
-        self._stop = threading.Event()
+        self._enough = threading.Event()
         self.asked = 0
         self.worst_s = 0.0
         self.failure: BaseException | None = None
@@ -198,18 +200,18 @@ class Bystander(threading.Thread):
     def run(self) -> None:
         try:
             with self._client as client:
-                while not self._stop.is_set():
+                while not self._enough.is_set():
                     started = time.monotonic()
                     assert client.append(self._topic, 1).status in (200, 201)
                     assert client.diff(self._topic, self.asked).data == [1]
                     self.asked += 1
                     self.worst_s = max(self.worst_s, time.monotonic() - started)
-                    self._stop.wait(0.02)
+                    self._enough.wait(0.02)
         except BaseException as error:
             self.failure = error
 
     def stop(self) -> None:
-        self._stop.set()
+        self._enough.set()
         self.join(PROMPT_S)
         assert self.failure is None, repr(self.failure)
         assert not self.is_alive(), "it waits for an answer"
@@ -658,7 +660,7 @@ def no_window_for_streams(server: Server) -> Rude:
 
 
 def no_window_for_the_connection(server: Server) -> Rude:
-    rude = Rude(server.port, INITIAL_WINDOW_SIZE=2**31 - 1)
+    rude = Rude(server.port, window=0, INITIAL_WINDOW_SIZE=2**31 - 1)
     _ask_for_much(rude, 50)
     return rude
 
