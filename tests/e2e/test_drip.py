@@ -289,8 +289,6 @@ class Story:
     def __init__(self, server: Server) -> None:
         topic = unique("watched")
         with server.client() as client, Watching(server) as watching:
-            for _ in range(11):
-                assert client.append(BULKY, *["x" * 10_000] * 10).error is None
             client.put(topic)
             stream = watching.follow(topic).wait_caught_up(topic)
             client.close()
@@ -347,6 +345,9 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(folder / "data", log=folder / "server.log", **ENVIRON)
     try:
         server.wait_ready()
+        with server.client() as client:
+            for _ in range(11):
+                assert client.append(BULKY, *["x" * 10_000] * 10).error is None
         yield server
         assert "Traceback" not in server.output()
     finally:
@@ -442,6 +443,32 @@ def _wave(server: Server) -> int:
 def test_the_next_wave_costs_nothing_more(story: Story, besieged: Server) -> None:
     first = _wave(besieged)
     assert _wave(besieged) - first < 32 * MIB
+
+
+def test_whoever_asks_far_ahead_and_reads_nothing_is_nobodys_burden(besieged: Server) -> None:
+    """As many requests as may be on the way, on a few connections: neither time nor memory of the others."""
+    ahead, connections = 128, 5
+    with Wire(besieged.port) as wire:
+        wire.ask(append_request(unique("others")))
+        before = rss_bytes(besieged)
+        socks = [socket.create_connection(("127.0.0.1", besieged.port)) for _ in range(connections)]
+        worst_s, most = 0.0, before
+        try:
+            for sock in socks:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                sock.sendall(BULKY_DIFF * ahead)
+            deadline = time.monotonic() + BODY_S
+            while time.monotonic() < deadline:
+                started = time.monotonic()
+                assert wire.ask(append_request("others")).status in (200, 201)
+                worst_s = max(worst_s, time.monotonic() - started)
+                most = max(most, rss_bytes(besieged))
+                time.sleep(0.01)
+        finally:
+            for sock in socks:
+                sock.close()
+    assert worst_s < 0.5
+    assert most - before < connections * 32 * MIB
 
 
 # --- when there are no descriptors left --------------------------------------------------------------
