@@ -114,10 +114,33 @@ def draft(dice: Random, wid: str, *, keyed: bool = True) -> Draft:
 # --- what may be wrong -------------------------------------------------------------------------------
 
 _METHODS = (b"get", b"GETT", b"OPTIONS", b"TRACE", b"CONNECT", b"PATCH", b"PRI", b"HEAD", b"", b"X" * 40, b"P\0ST")
-_METHODS += (b"POST", b"PUT", b"DELETE", b"MKCOL", b"GET\t", b" GET", b"\r\nGET", b"M-SEARCH", b"SOURCE", b"\x16\x03\x01")
+_METHODS += (
+    b"POST",
+    b"PUT",
+    b"DELETE",
+    b"MKCOL",
+    b"GET\t",
+    b" GET",
+    b"\r\nGET",
+    b"M-SEARCH",
+    b"SOURCE",
+    b"\x16\x03\x01",
+)
 _VERSIONS = (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"HTTP/9.9", b"http/1.1", b"HTTP/1.1 ", b"", b"HTTP/")
 _VERSIONS += (b"HTTP/11", b"HTTP/1.10", b"HTTP/1,1", b"ICE/1.0", b"RTSP/1.0", b"HTTP/1.1\tx", b"HTTP/-1.1")
-_LENGTHS = (b"-1", b"+5", b"0x5", b"5 5", b"5,5", b"", b" ", b"1e1", b"99999999999999999999", b"9" * 400, b"18446744073709551617")
+_LENGTHS = (
+    b"-1",
+    b"+5",
+    b"0x5",
+    b"5 5",
+    b"5,5",
+    b"",
+    b" ",
+    b"1e1",
+    b"99999999999999999999",
+    b"9" * 400,
+    b"18446744073709551617",
+)
 _LENGTHS += (b"1048577", b"1048576", b"0", b"00000000000000000005", b"5;q=1", b"\xb2", b"1\0")
 _TARGETS = (
     b"*",
@@ -266,7 +289,18 @@ _ODD_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"Proxy-Connection", b"close"),
     (b"Via", b"1.1 x"),
 )
-_RAW_LINES = (b"no colon", b":", b": v", b" leading: v", b"\tx: y", b"x:y:z", b"x\x00", b"\xff\xff", b"x" * 2_000, b"GET / HTTP/1.1")
+_RAW_LINES = (
+    b"no colon",
+    b":",
+    b": v",
+    b" leading: v",
+    b"\tx: y",
+    b"x:y:z",
+    b"x\x00",
+    b"\xff\xff",
+    b"x" * 2_000,
+    b"GET / HTTP/1.1",
+)
 
 
 def wrong_method(dice: Random, one: Draft) -> Draft:
@@ -334,7 +368,20 @@ def _chunk(part: bytes, size: bytes | None = None, extension: bytes = b"") -> by
     return b"%b%b\r\n%b\r\n" % (b"%x" % len(part) if size is None else size, extension, part)
 
 
-_SIZES = (b"-1", b"g", b"0x5", b"", b" 5", b"5 ", b"+5", b"ffffffff", b"100000000", b"7fffffffffffffff", b"F" * 40, b"1;" + b"e" * 300)
+_SIZES = (
+    b"-1",
+    b"g",
+    b"0x5",
+    b"",
+    b" 5",
+    b"5 ",
+    b"+5",
+    b"ffffffff",
+    b"100000000",
+    b"7fffffffffffffff",
+    b"F" * 40,
+    b"1;" + b"e" * 300,
+)
 
 
 def chunked(dice: Random, one: Draft) -> Draft:

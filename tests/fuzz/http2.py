@@ -341,8 +341,12 @@ def odd_push(dice: Random, talk: Talk) -> Frame:
 
 
 def odd_headers(dice: Random, talk: Talk) -> Frame:
-    block = dice.choice((b"", b"\x82\x86\x84\x41\x01t", b"\x80", b"\xff" * 20, b"\x3f\xe1\xff\xff\xff\x0f", b"\x00\x00"))
-    flags = dice.choice((0, END_HEADERS, END_HEADERS | END_STREAM, END_HEADERS | PADDED, END_HEADERS | WITH_PRIORITY, 0xFF))
+    block = dice.choice(
+        (b"", b"\x82\x86\x84\x41\x01t", b"\x80", b"\xff" * 20, b"\x3f\xe1\xff\xff\xff\x0f", b"\x00\x00")
+    )
+    flags = dice.choice(
+        (0, END_HEADERS, END_HEADERS | END_STREAM, END_HEADERS | PADDED, END_HEADERS | WITH_PRIORITY, 0xFF)
+    )
     return Frame(HEADERS, flags, dice.choice(_streams(talk)), block)
 
 
@@ -426,7 +430,9 @@ def storm(dice: Random, talk: Talk) -> None:
                 talk.next_stream += 2
         case 3:
             talk.frames.append(Frame(HEADERS, 0, talk.next_stream, b"\x82"))
-            talk.frames += [Frame(CONTINUATION_FRAME, 0, talk.next_stream, dice.choice((b"", b"\x00\x01a\x01b")))] * count
+            talk.frames += [
+                Frame(CONTINUATION_FRAME, 0, talk.next_stream, dice.choice((b"", b"\x00\x01a\x01b")))
+            ] * count
         case 4:
             talk.frames += [Frame(DATA, 0, 1, b"")] * count
         case 5:

@@ -283,4 +283,3 @@ def scene(folder: Path, family: str, *, keys: bool = False, **environ: object) -
         yield Scene(server, family, key=FULL if keys else None)
     finally:
         server.close()
-

@@ -1,0 +1,135 @@
+"""What the generators have found, each by itself with as few bytes as it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import h2.exceptions
+import hpack
+import pytest
+from e2e.h2wire import H2Wire
+from e2e.server import eventually
+from e2e.sockets import close_frame, handshake
+from e2e.wire import Wire, request
+
+from .http2 import END_HEADERS, END_STREAM, PREFACE, Frame, settings
+from .player import Case
+from .scene import Scene, memory_of, scene
+from .verdict import HEADERS, check_events, read_h2, read_replies, read_socket
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("found"), "found", TOPICS_IDLE_TIMEOUT_MS=30_000) as opened:
+        opened.furnish()
+        yield opened
+        opened.finish()
+
+
+# --- requests behind one that becomes a stream -------------------------------------------------------
+
+
+def _behind_a_stream(stage: Scene, opening: bytes, behind: bytes, until: bytes) -> bytes:
+    """While a long poll holds the answers back: a request for a stream, then more; all that comes up to `until`."""
+    head_seq = stage.ask("GET", "/v0/topics/log")["head_seq"]
+    poll = request("POST", "/v0/topics/log/diff", b'{"from_seq":%d,"wait_ms":500}' % head_seq)
+    received = b""
+    with Wire(stage.server.port) as wire:
+        wire.send(poll + opening)
+        time.sleep(0.2)  # long enough for the stream's answer to be there, and to wait for the poll's
+        wire.send(behind)
+        while until not in received:
+            received += wire.sock.recv(1 << 16)
+    return received
+
+
+@pytest.mark.parametrize("kind", ["watch", "work"])
+def test_an_event_stream_holds_events_only(stage: Scene, kind: str) -> None:
+    stage.furnish()
+    target = f"/v0/watch/{stage.open_session()}" if kind == "watch" else "/v0/topics/jobs/work?node=w"
+    opening = request("GET", target, headers=("Accept: text/event-stream",))
+    received = _behind_a_stream(stage, opening, request(), b"\nid: ")
+    replies, events = read_replies(received, clean=False)
+    assert [reply.status for reply in replies] == [200, 200]
+    assert events.startswith(b"retry: 2000\n\n")
+    check_events(events)
+
+
+def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
+    text = b'{"op":"ping",\r\n\r\n"request_id":"early"}'  # to a reader of heads this would be one
+    behind = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text + close_frame(1000)
+    received = _behind_a_stream(stage, handshake(), behind, b"\x88\x02\x03\xe8")
+    replies, frames = read_replies(received, clean=False)
+    assert [reply.status for reply in replies] == [200, 101]
+    talk = read_socket(frames)
+    assert [message["request_id"] for message in talk.messages] == ["early"]
+    assert talk.close_code == 1000
+
+
+# --- HTTP/2 ------------------------------------------------------------------------------------------
+
+GOOD = {b":method": b"GET", b":scheme": b"http", b":path": b"/v0/health", b":authority": b"t"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(b":path", b"?"), (b":path", b"?a=b"), (b":authority", b"x" * 300), (b":authority", b"x" * 5_000)],
+    ids=["path-?", "path-?a=b", "authority-300", "authority-5000"],
+)
+def test_no_head_is_a_fault_of_the_server(stage: Scene, field: bytes, value: bytes) -> None:
+    block = bytes(hpack.Encoder().encode(list({**GOOD, field: value}.items())))
+    said = PREFACE + settings().encode() + Frame(HEADERS, END_HEADERS | END_STREAM, 1, block).encode()
+    (outcome,) = stage.player.play([Case(1, "head", [said], "quiet")])
+    talk = read_h2(outcome.received, clean=False)  # raises for a 500
+    assert talk.replies or talk.resets or talk.goaway is not None
+
+
+@pytest.mark.timeout(120)
+def test_a_stream_that_is_cancelled_takes_nothing_of_the_others(stage: Scene) -> None:
+    """Whenever the cancel comes: before, during or after the answer. Too many of them would be abuse: few for each
+    connection, many connections."""
+    stage.furnish()
+    for round_ in range(240):
+        with H2Wire(stage.server.port) as wire:
+            for _ in range(4):
+                asked = [wire.ask("GET", path) for path in ("/v0/topics/log", "/v0/health") * 4]
+                time.sleep(round_ % 60 * 0.0002)
+                for stream in asked[:4]:
+                    if not wire.streams[stream].ended:
+                        try:
+                            wire.cancel(stream)
+                        except h2.exceptions.StreamClosedError:
+                            pass
+                answers = [wire.finish(stream) for stream in asked[4:]]
+                assert [answer.headers[":status"] for answer in answers] == ["200"] * 4
+                for answer in answers:
+                    assert len(answer.body) == int(answer.headers["content-length"])
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+def test_a_stream_that_is_closed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Thousands of sockets, one after the other, and the gateway is as large as after the first thousand of them."""
+    with scene(tmp_path, "churn") as stage:
+        gateway = stage.server.pids()["gateway-0"]
+
+        def churn(count: int) -> None:
+            for _ in range(count // 200):
+                stage.player.play([Case(number, "churn", [handshake()]) for number in range(200)])
+
+        churn(1_000)
+        before = memory_of(gateway)
+        churn(6_000)
+
+        def fits() -> bool:
+            stage.ask("GET", "/v0/health")  # a gateway without connections need not tidy up
+            return memory_of(gateway) - before < 10 << 20  # the leak was of 30 MiB
+
+        eventually(fits, within_s=20, every_s=0.2, what=f"no more than 10 MiB above {before >> 20} MiB")
+        stage.finish()

@@ -1,0 +1,65 @@
+"""WebSockets: frames that must not be, and commands that are not what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .dials import batches, cases_of, dice, time_limit_s
+from .player import Outcome
+from .scene import scene
+from .verdict import Wrong, read_replies, read_socket
+from .websocket import Commands, frames_case
+
+pytestmark = pytest.mark.e2e
+
+FAMILY = "websocket"
+CASES = cases_of(FAMILY)
+BATCH = 200
+WARM_UP = 0.3  # of all cases
+
+
+def judge_frames(outcome: Outcome) -> None:
+    if outcome.left or not outcome.received:
+        return
+    replies, rest = read_replies(outcome.received, clean=False)
+    if replies and replies[-1].status == 101:
+        read_socket(rest)
+
+
+def judge_commands(outcome: Outcome, said: Commands) -> None:
+    replies, rest = read_replies(outcome.received, clean=False)
+    if not replies or replies[-1].status != 101:
+        raise Wrong(f"no socket was opened: {[reply.status for reply in replies]}")
+    talk = read_socket(rest, clean=outcome.clean)
+    if missing := said.missing(talk):
+        raise Wrong(f"not answered: {sorted(missing)}, closed with {talk.close_code}")
+
+
+@pytest.mark.timeout(time_limit_s(CASES))
+def test_mutated_frames_and_commands(tmp_path: Path) -> None:
+    with scene(tmp_path, FAMILY) as stage:
+        warm_at = int(CASES * WARM_UP)
+        for batch in batches(CASES, BATCH):
+            stage.furnish()
+            said: dict[int, Commands] = {}
+            cases = []
+            for number in batch:
+                lot = dice(FAMILY, number)
+                if lot.random() < 0.5:
+                    cases.append(frames_case(lot, number))
+                else:
+                    said[number] = Commands(lot, number)
+                    cases.append(said[number].case(number))
+
+            def judge(outcome: Outcome, said: dict[int, Commands] = said) -> None:
+                if (commands := said.get(outcome.case.number)) is not None:
+                    judge_commands(outcome, commands)
+                else:
+                    judge_frames(outcome)
+
+            stage.play(cases, judge)
+            if batch.start <= warm_at < batch.stop:
+                stage.warm()
+        stage.finish()
