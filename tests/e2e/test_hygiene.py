@@ -389,6 +389,21 @@ def grants_too_little(server: Server) -> Fate:
         return Fate(None, time.monotonic() - started)
 
 
+def starves_one_of_several(server: Server) -> Fate:
+    """One stream gets no window; the connection is busy with others all the time."""
+    started = time.monotonic()
+    with H2Wire(server.port, window=0) as wire:
+        _, starved = _ask_much2(wire)
+        while not starved.reset and not wire.goodbye and time.monotonic() < started + GIVE_UP_S:
+            number = wire.open("GET", "/v0/health", end=True)
+            wire.h2.increment_flow_control_window(10_000, number)
+            wire.flush()
+            while not (wire.streams[number].ended or wire.goodbye):
+                wire.receive()
+            time.sleep(0.1)
+        return Fate(None, time.monotonic() - started)
+
+
 def never_reads2(server: Server) -> Fate:
     """All the window there can be, but nothing is read from the socket."""
     with H2Wire(server.port, window=2**31 - 1) as wire:
@@ -410,6 +425,7 @@ def grants_slowly_enough(server: Server) -> tuple[int, float]:
             assert not stream.reset
             if stream.headers:
                 wire.h2.increment_flow_control_window(RATE, number)
+                wire.h2.increment_flow_control_window(RATE)
                 wire.flush()
             time.sleep(0.05)
         wire.h2.increment_flow_control_window(2**24, number)
@@ -452,6 +468,31 @@ def listens_to_a_socket(server: Server) -> list[object]:
         return conversation.data(topic, 1)
 
 
+STALLED_RECORDS = 600  # of 10 kB: more than the kernel, the window and the backlog of a stream hold together
+
+
+def _stalls(server: Server, lane: Lane) -> list[object]:
+    """A stream that is not read for a while is a slow consumer, which has a patience of its own."""
+    topic = unique("stalled")
+    with server.client() as client, Watching(server, lane) as watching:
+        client.put(topic)
+        stream = watching.follow(topic, receive_buffer=4 * KIB).wait_caught_up(topic)
+        for _ in range(STALLED_RECORDS // 50):
+            assert client.append(topic, *["x" * 10_000] * 50).error is None
+        time.sleep(3 * BODY_S)  # the time itself is what is tried
+        stream.wait_records(topic, STALLED_RECORDS)
+        client.append(topic, "at last")
+        return stream.wait_records(topic, STALLED_RECORDS + 1)[-1:]
+
+
+def stalls1(server: Server) -> list[object]:
+    return _stalls(server, "http1")
+
+
+def stalls2(server: Server) -> list[object]:
+    return _stalls(server, "http2")
+
+
 # --- all at once -------------------------------------------------------------------------------------
 
 ON_A_WIRE: tuple[Callable[[Wire], Answer | None], ...] = (
@@ -490,10 +531,17 @@ WITH_ANSWERS: tuple[Callable[[Server], Fate], ...] = (
     reads_too_slowly,
     grants_no_window,
     grants_too_little,
+    starves_one_of_several,
     never_reads2,
 )
 SLOW_READERS: tuple[Callable[[Server], tuple[int, float]], ...] = (reads_slowly_enough, grants_slowly_enough)
-WAITING: tuple[Callable[[Server], list[object]], ...] = (watches1, watches2, listens_to_a_socket)
+WAITING: tuple[Callable[[Server], list[object]], ...] = (
+    watches1,
+    watches2,
+    listens_to_a_socket,
+    stalls1,
+    stalls2,
+)
 
 
 class Crowd:
@@ -649,7 +697,7 @@ def test_whoever_takes_it_slowly_gets_all_of_it(crowd: Crowd, who: Callable[...,
 
 
 @pytest.mark.parametrize("who", WAITING)
-def test_a_quiet_stream_is_let_be(crowd: Crowd, who: Callable[..., object]) -> None:
+def test_a_stream_is_let_be(crowd: Crowd, who: Callable[..., object]) -> None:
     assert crowd.heard[who.__name__].result() == ["at last"]
 
 
