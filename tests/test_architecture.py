@@ -37,6 +37,7 @@ OWNED = {
     "quart_trio": {"gateway"},
     "hypercorn": {"gateway"},
     "h2": {"gateway"},
+    "hyperframe": {"gateway"},
     "httptools": {"gateway"},
     "websockets": {"gateway"},
     "click": {"cli"},

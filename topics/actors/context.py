@@ -95,6 +95,13 @@ class Context:
             self.row.set(Word.STATE, State.READY)
         self._channel.send_nowait(Ready())
 
+    def id_of(self, peer: str, correlation: int) -> str:
+        """What a question of another process is called in logs; of a gateway's: as its client knows it."""
+        kind, _, number = peer.partition("-")
+        if kind != "gateway":
+            return f"{peer}.{correlation:x}"
+        return f"{number}.{self.board.row(peer)[Word.GENERATION]}.{correlation:x}"
+
     def fail(self, reason: str) -> NoReturn:
         """End this process at once and for good: it is not started again until an operator has looked."""
         try:

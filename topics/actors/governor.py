@@ -60,9 +60,12 @@ class Governor:
         if took_us > self._sync_us:
             self._sync_us = took_us
 
+    def due(self, now_ns: int) -> bool:
+        return self._on and now_ns - self._ticked_ns >= _TICK_NS
+
     def tick(self, now_ns: int) -> bool:
         """Judge what was measured since the last tick; whether the level changed."""
-        if now_ns - self._ticked_ns < _TICK_NS or not self._on:
+        if not self.due(now_ns):
             return False
         self._ticked_ns = now_ns
         self.pressure = max(

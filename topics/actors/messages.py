@@ -83,6 +83,7 @@ class Op(enum.IntEnum):
     COUNT_QUEUES = 49
     WORK_SENT = 50  # no answer
     JOBS_REMOVED = 51  # shard to coordinator, no answer: under the correlation of OPEN_QUEUE
+    PACED = 52  # shard to follower, no answer: what it follows has to wait
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -347,6 +348,10 @@ class FollowHead(_Message, frozen=True):
 
 class HeadMoved(_Message, frozen=True):
     head_seq: int
+
+
+class Paced(_Message, frozen=True):
+    retry_after_ms: int
 
 
 class ReadRaw(_Message, frozen=True):
@@ -770,6 +775,7 @@ ANSWERS: dict[Op, type[_Message]] = {
     Op.TAKE_STREAM: TakeStream,
     Op.FOLLOW_HEAD: Following,
     Op.HEAD_MOVED: HeadMoved,
+    Op.PACED: Paced,
     Op.READ_RAW: RawPiece,
     Op.OPEN_PIPE: PipeOpened,
     Op.FORWARD: Forwarded,

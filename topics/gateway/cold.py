@@ -173,7 +173,13 @@ class ColdLane:
         try:
             stream = _PushedBack(sock, first)
             await Server(
-                app, self._config, context, ConnectionState(state.copy()), stream, serve_tunnel=self._serve_tunnel
+                app,
+                self._config,
+                context,
+                ConnectionState(state.copy()),
+                stream,
+                serve_tunnel=self._serve_tunnel,
+                patience_s=self._settings.body_timeout_ms / 1_000,
             )
         except Exception as error:  # one connection's fault is its own
             self.on_fault(error)
@@ -202,8 +208,8 @@ class ColdLane:
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], current.scope["raw_path"].decode("latin-1"))
             response.headers += (self._id_header(life, own),)
+            self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
-                self._give_slot(life)
                 return self._stream(life, response.stream, response.headers)
             return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
 

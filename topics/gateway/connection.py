@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import struct
+import termios
 import time
 from collections import deque
 from typing import Any
@@ -16,9 +19,15 @@ from topics.gateway.head import Head
 from topics.gateway.plain import PlainAppend
 from topics.gateway.streams import Stream
 
+_INT = struct.Struct("i")
 INPUT = select.EPOLLIN | select.EPOLLRDHUP
 EMPTY = b""
 _NONE: list[Any] = []  # never written to
+
+
+def _queued(fd: int) -> int:
+    """Bytes that the kernel holds for a peer that has not acknowledged them."""
+    return int(_INT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_INT.size)))[0])
 
 
 class Exchange(msgspec.Struct, gc=False, eq=False):
@@ -82,7 +91,9 @@ class Connection:
         "large",
         "out",
         "out_ns",
+        "out_queued",
         "out_sent",
+        "out_taken",
         "owes_continue",
         "paused",
         "progress_ns",
@@ -105,7 +116,9 @@ class Connection:
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.out: bytes | memoryview = EMPTY
         self.out_ns = 0  # when the client fell behind with reading ...
-        self.out_sent = 0  # ... and what it has taken since
+        self.out_sent = 0  # ... what the kernel has taken since ...
+        self.out_queued = 0  # ... with what it held already ...
+        self.out_taken = 0  # ... and what the client has taken, when we last looked
         self.interest = INPUT
         self.closing = False  # no more requests: close when the last answer is out
         self.owes_continue = False
@@ -126,6 +139,20 @@ class Connection:
         if self.large is not None:
             return len(self.large)
         return len(self.buffer) if self.chunks is None else len(self.chunks.body) + len(self.buffer)
+
+    def falls_behind(self, now_ns: int) -> None:
+        self.out_ns = now_ns
+        self.out_sent = self.out_taken = 0
+        self.out_queued = _queued(self.fd)
+
+    def takes_on(self, now_ns: int) -> int:
+        """What the client has taken since it fell behind. We are told in lumps, so the kernel is asked what it still
+        holds: a slow reader is no dead one."""
+        taken = self.out_sent + self.out_queued - _queued(self.fd)
+        if taken > self.out_taken:
+            self.out_taken = taken
+            self.progress_ns = now_ns
+        return taken
 
     @property
     def peer(self) -> str:

@@ -34,6 +34,7 @@ class Member(Protocol):
     def take_push(self, batch: Batch) -> None: ...
     def feed_moved(self) -> None: ...
     def feed_gone(self, head_seq: int) -> None: ...
+    def feed_paced(self, retry_after_ms: int) -> None: ...
 
 
 class Feed:
@@ -153,7 +154,7 @@ class Feeds:
     def take(self, shard: int, message: bytes) -> bool:
         """A message that nobody asked for; False if it is not a feed's."""
         op = message[0]
-        if op not in (Op.TAIL, Op.TOPIC_GONE, Op.FOLLOW):
+        if op not in (Op.TAIL, Op.TOPIC_GONE, Op.FOLLOW, Op.PACED):
             return False
         _, correlation = messages.unpack_correlation(message)
         feed = self._by_correlation[shard].get(correlation)
@@ -168,6 +169,9 @@ class Feeds:
             if op == Op.TAIL:
                 self.pushes += 1
                 feed.push(answer, body)
+            elif op == Op.PACED:
+                for member in feed.live:
+                    member.feed_paced(answer.retry_after_ms)
             else:
                 feed.gone(answer.head_seq)
         return True

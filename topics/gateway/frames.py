@@ -128,6 +128,15 @@ def sse_error(code: int, error: str) -> bytes:
     return b"event: error\ndata: %b\n\n" % _encode({"code": code, "error": error})
 
 
+PACED = "delivery is paced: the server is under pressure, and these topics have a low priority"
+
+
+def sse_paced(topics: list[str], retry_after_ms: int) -> bytes:
+    """Advice: the stream stays open, and what is put off still comes."""
+    content = {"code": 429, "error": PACED, "retry_after_ms": retry_after_ms, "topics": topics}
+    return b"event: error\ndata: %b\n\n" % _encode(content)
+
+
 def sse_heartbeat(now_ms: int) -> bytes:
     return b": hb %d\n\n" % now_ms
 

@@ -4,8 +4,11 @@ Hypercorn keeps the state and takes the turns; these are its internals, so its v
 
     Server.run                    HTTP/2 from the first byte; a connection that is gone takes all its tasks with it
     Server.protocol_send          the idle timeout is a deadline: Hypercorn's is a task, started by whoever ends a
-                                  stream, and often cancelled together with that
-    Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection
+                                  stream, and often cancelled together with that. Bytes once taken from the state
+                                  machine are sent, whatever becomes of the task that took them: they may be anybody's
+    Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection, or
+                                  fail before our code sees it
+    Connection._receive           frames that carry nothing and cost us work are paid for; a head that never ends is cut
     Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
                                   it; priorities, which RFC 9113 gave up, are not kept (too many ended the connection)
     Connection.stream_send        a stream of ours that ends before it is sent is reset, or it stays open over there
@@ -27,16 +30,22 @@ import trio
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, Event, PriorityUpdated, RequestReceived, StreamReset
 from h2.exceptions import ProtocolError
-from hypercorn.events import Closed, Updated
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, Data, EndBody, EndData, Request, Response, StreamClosed
 from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, H2Protocol, StreamBuffer
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.utils import filter_pseudo_headers, parse_socket_addr
+from hyperframe.frame import DataFrame, Frame, PingFrame, PriorityFrame, RstStreamFrame, SettingsFrame
 from priority.priority import TooManyStreamsError
 
+from topics import limits
+from topics.errors import ApiError, invalid
+from topics.gateway.exchange import error_response
+
 _ASCII = bytes(range(128))
+_LONGEST_AUTHORITY = 255
 _LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
 
 Serve = Callable[["Tunnel"], Awaitable[None]]
@@ -45,13 +54,17 @@ Serve = Callable[["Tunnel"], Awaitable[None]]
 class Server(TCPServer):  # type: ignore[misc]
     """One connection; whoever gives us its socket has seen the preface."""
 
-    def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
+    def __init__(self, *given: Any, serve_tunnel: Serve, patience_s: float) -> None:
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
+        self._patience_s = patience_s  # how long a client may take nothing of what waits for it
         self._scope = trio.CancelScope()  # around everything that is done for it
 
     async def protocol_send(self, event: Any) -> None:
-        if isinstance(event, Updated):
+        if isinstance(event, RawData):
+            with trio.CancelScope(shield=True):
+                await super().protocol_send(event)
+        elif isinstance(event, Updated):
             idle_s = self.config.keep_alive_timeout if event.idle else math.inf
             self._scope.deadline = trio.current_time() + idle_s
         else:
@@ -66,6 +79,7 @@ class Server(TCPServer):  # type: ignore[misc]
             return  # it has left already
         with self._scope as scope:
             async with TaskGroup() as tasks:
+                tasks.spawn(self._watch_reader)
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
                 self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
                 try:
@@ -75,6 +89,36 @@ class Server(TCPServer):  # type: ignore[misc]
                 finally:
                     scope.cancel()
                     await self.stream.aclose()  # a send is shielded; this ends it
+
+    async def _watch_reader(self) -> None:
+        """A client that takes nothing of what waits for it is given up."""
+        while True:
+            await trio.sleep(1)
+            protocol = self.protocol
+            if not any(buffer.buffer for buffer in protocol.stream_buffers.values()):
+                protocol.moved_at = trio.current_time()
+            elif trio.current_time() - protocol.moved_at > self._patience_s:
+                self._scope.cancel()
+
+
+class Nuisances:
+    """What a client may send that costs us work and carries nothing: so many at once, so many more per second."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(limits.H2_NUISANCES)
+        self._at = now
+
+    def pay(self, now: float) -> bool:
+        """False: it has had its share."""
+        self._left = min(self._left + (now - self._at) * limits.H2_NUISANCES_PER_S, limits.H2_NUISANCES) - 1
+        self._at = now
+        return self._left >= 0
+
+
+class CalmDown(ProtocolError):
+    """Ends a connection."""
+
+    error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
 class PacedBuffer(StreamBuffer):  # type: ignore[misc]
@@ -118,11 +162,41 @@ class Connection(H2Protocol):  # type: ignore[misc]
     def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
+        self.moved_at = trio.current_time()  # when something last went out
+        self._nuisances = Nuisances(self.moved_at)
+        self.connection.decoder.max_header_list_size = limits.MAX_HEAD_BYTES
+        table = self.connection._frame_dispatch_table
+        for kind in (RstStreamFrame, PingFrame, SettingsFrame, PriorityFrame, DataFrame):
+            table[kind] = self._paid(table[kind])
+
+    # --- what it may not do ---
+
+    def _paid(self, receive: Callable[[Frame], Any]) -> Callable[[Frame], Any]:
+        def receive_paid(frame: Frame) -> Any:
+            if not isinstance(frame, DataFrame) or not (frame.data or "END_STREAM" in frame.flags):
+                self._pay()
+            return receive(frame)
+
+        return receive_paid
+
+    def _pay(self) -> None:
+        if not self._nuisances.pay(trio.current_time()):
+            raise CalmDown("too many frames that carry nothing")
+
+    async def _end(self) -> None:
+        """Say why, and go."""
+        self.connection.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        await self._flush()
+        await self.send(Closed())
 
     # --- its end ---
 
     async def handle(self, event: Any) -> None:
         await super().handle(event)
+        if isinstance(event, RawData) and not self.closed:
+            begun = self.connection.incoming_buffer._headers_buffer
+            if sum(len(frame.data) for frame in begun) > limits.MAX_HEAD_BYTES:
+                await self._end()
         if isinstance(event, Closed):
             for buffer in list(self.stream_buffers.values()):
                 await buffer.close()
@@ -141,6 +215,11 @@ class Connection(H2Protocol):  # type: ignore[misc]
         self.stream_buffers[stream_id] = PacedBuffer(self.context.event_class)
         self.keep_alive_requests += 1
         headers = filter_pseudo_headers(request.headers)
+        if (refusal := _refusal(head, headers)) is not None:
+            tunnel = Tunnel(self, stream_id, head, {})
+            self.streams[stream_id] = tunnel
+            self.task_group.spawn(tunnel.run, refusal)
+            return
         if head[b":method"] == b"CONNECT":
             tunnel = Tunnel(self, stream_id, head, _joined(headers))
             self.streams[stream_id] = tunnel
@@ -169,6 +248,9 @@ class Connection(H2Protocol):  # type: ignore[misc]
                 await super()._handle_events([event])
                 if isinstance(event, StreamReset):  # perhaps of the last stream; Hypercorn would wait for ever
                     await self.send(Updated(idle=self.idle))
+                    if not event.remote_reset and not self._nuisances.pay(trio.current_time()):
+                        await self._end()  # it makes us reset them
+                        return
         await self._flush()
 
     async def _take_data(self, event: DataReceived) -> None:
@@ -221,7 +303,10 @@ class Connection(H2Protocol):  # type: ignore[misc]
 
     async def _send_data(self, stream_id: int) -> None:
         buffer = self.stream_buffers[stream_id]
+        before = len(buffer.buffer)
         await super()._send_data(stream_id)
+        if len(buffer.buffer) < before:
+            self.moved_at = trio.current_time()
         if stream_id not in self.stream_buffers:
             buffer.over.set()
 
@@ -298,6 +383,24 @@ class Tunnel:
     async def end(self) -> None:
         """Returns when all of it is with the socket."""
         await self._connection.stream_send(EndData(self._stream_id))
+
+
+def _refusal(head: dict[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> Serve | None:
+    """What Quart or Werkzeug would stumble over, or nobody should have to read."""
+    if len(headers) > limits.MAX_HEADERS:
+        error = ApiError("header_too_large", f"more than {limits.MAX_HEADERS} headers")
+    elif len(head.get(b":authority", b"")) > _LONGEST_AUTHORITY:
+        error = invalid("the authority is longer than a host's name can be")
+    elif head[b":method"] != b"CONNECT" and not head[b":path"].startswith(b"/"):
+        error = invalid("the request target must be a path")
+    else:
+        return None
+    response = error_response(error)
+
+    async def refuse(tunnel: Tunnel) -> None:
+        await tunnel.answer(response.status, [(b"content-type", b"application/json")], bytes(response.body))
+
+    return refuse
 
 
 def _joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

@@ -135,6 +135,7 @@ class HotLane:
         now = time.monotonic_ns()
         settings = self.settings
         for connection in list(self.connections.values()):
+            taken = connection.takes_on(now) if connection.out and connection.stream is None else 0
             waited_ms = (now - connection.progress_ns) // 1_000_000
             if connection.stream is not None and not connection.discarding:
                 if connection.closing and now - connection.progress_ns > _SLOW_CLOSE_NS:
@@ -143,7 +144,7 @@ class HotLane:
                 if waited_ms > _DISCARD_MS:
                     self.close(connection)
             elif connection.out:
-                if waited_ms > settings.body_timeout_ms or self._dawdles(now - connection.out_ns, connection.out_sent):
+                if waited_ms > settings.body_timeout_ms or self._dawdles(now - connection.out_ns, taken):
                     self.close(connection)  # it does not read its answers
             elif connection.exchanges:
                 pass  # it waits for us
@@ -194,8 +195,11 @@ class HotLane:
                 connection.progress_ns = time.monotonic_ns()  # a body may be slow; a head has one deadline
             self._understand(connection, buffered)
         else:
+            before, served = connection.progress_ns, self.requests
             connection.progress_ns = time.monotonic_ns()
             self._understand(connection, data)
+            if served == self.requests and not connection.buffer and connection.head is None:
+                connection.progress_ns = before  # empty lines before a request are no sign of life
 
     def _receive_large(self, connection: Connection) -> None:
         large, head = connection.large, connection.head
@@ -528,7 +532,7 @@ class HotLane:
                 if connection.out:
                     connection.out_sent += sent
                 else:
-                    connection.out_ns, connection.out_sent = time.monotonic_ns(), 0
+                    connection.falls_behind(time.monotonic_ns())
                 connection.out = memoryview(data)[sent:]
         if connection.out:
             self._set_interest(connection, connection.interest | select.EPOLLOUT)

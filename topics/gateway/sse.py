@@ -220,6 +220,9 @@ class SseStream:
     def tell_gone(self, cursor: Cursor, head_seq: int) -> None:
         self._write_from(cursor, b"id: %b%b" % (self._id(), frames.sse_gone(cursor.name, head_seq)))
 
+    def tell_paced(self, topics: list[str], retry_after_ms: int) -> None:
+        self._write(frames.sse_paced(topics, retry_after_ms))
+
     def _id(self) -> bytes:
         return frames.composite(zip(self._prefixes, [cursor.at for cursor in self._cursors], strict=True))
 

@@ -26,6 +26,8 @@ from topics.gateway.exchange import Call, Response
 from topics.gateway.feeds import Feed, Feeds, Options
 from topics.gateway.frames import Batch
 
+_PACE_NS = limits.PACE_FRAME_MS * 1_000_000
+
 
 class State(enum.IntEnum):
     WAITING = 0
@@ -55,6 +57,7 @@ class Voice(Protocol):
     def tell_gap(self, cursor: Cursor, gap: Gap, head_seq: int, reason: bytes) -> None: ...
     def tell_caught_up(self, cursor: Cursor, head_seq: int) -> None: ...
     def tell_gone(self, cursor: Cursor, head_seq: int) -> None: ...
+    def tell_paced(self, topics: list[str], retry_after_ms: int) -> None: ...
 
 
 class Cursor:
@@ -135,6 +138,9 @@ class Cursor:
             self.state = State.GONE
             self.at = max(self.at, head_seq)
             self.watcher.voice.tell_gone(self, self.at)
+
+    def feed_paced(self, retry_after_ms: int) -> None:
+        self.watcher.paced(self.topic, retry_after_ms)
 
     # --- catching up ---
 
@@ -247,6 +253,12 @@ class Watcher:
         self._reading = 0
         self._starting_reads = False
         self._retry: list[Cursor] = []
+        self._paced: dict[str, int] = {}  # topics that are put off, and what the client is to be told to wait
+        self._paced_ns = 0  # when it was told
+
+    def paced(self, topic: str, retry_after_ms: int) -> None:
+        """Told with the next sweep: many topics are put off at the same time."""
+        self._paced[topic] = retry_after_ms
 
     @property
     def full(self) -> bool:
@@ -298,6 +310,11 @@ class Watcher:
 
     def sweep(self) -> None:
         """Once a second: what a shard could not answer is asked again."""
+        now = self._now_ns()
+        if self._paced and (not self._paced_ns or now - self._paced_ns >= _PACE_NS):
+            self._paced_ns = now
+            paced, self._paced = self._paced, {}
+            self.voice.tell_paced(sorted(paced), max(paced.values()))
         if self._retry:
             retry, self._retry = self._retry, []
             for cursor in retry:

@@ -400,6 +400,10 @@ class Socket:
     def refused(self, request_id: RequestId, value: Response) -> None:
         self._tell_response(request_id, value)
 
+    def tell_paced(self, topics: list[str], retry_after_ms: int) -> None:
+        content = {"op": "error", "code": "throttled", "message": frames.PACED}
+        self._say(_encode({**content, "retry_after_ms": retry_after_ms, "topics": topics}))
+
     def _say(self, text: bytes) -> None:
         if not self._over:
             self.outlet.write(frames.text_frame(text))

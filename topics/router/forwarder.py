@@ -140,7 +140,7 @@ class Forwarder:
         try:
             answer = await self._ask_dest(Op.FORWARD, head, copied.body)
         except ApiError as error:
-            if error.code not in ("topic_full", "record_too_large") or piece.count <= 1:
+            if not _is_short_of_room(error) or piece.count <= 1:
                 raise
             self._limit = piece.count // 2  # there may be room for a part
             return
@@ -163,3 +163,8 @@ class Forwarder:
                 raise Unavailable from None  # its pipe was closed meanwhile: open it again
             raise
         return answer
+
+
+def _is_short_of_room(error: ApiError) -> bool:
+    over_quota = error.detail is not None and error.detail.get("limit") == "max_total_bytes"
+    return over_quota or error.code in ("topic_full", "record_too_large")

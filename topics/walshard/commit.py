@@ -83,6 +83,8 @@ class Commit:
         self.on_publish: Callable[[Topic], None] = lambda topic: None
         self._cache = cache
         self._disk_sync_ns = disk_sync_ms * 1_000_000
+        self.window_ns = 0  # the least time between two syncs: the governor's wish
+        self._synced_ns = 0
         self._forget_topic = forget_topic
         self._staged: list[Written] = []
         self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before staged HEAD frames
@@ -336,10 +338,15 @@ class Commit:
         wal = self.wal
         if wal.written_lsn == wal.synced_lsn or self.syncer.busy:
             return
-        if self._waiting:
+        if self._waiting and not self.window_ns:
             self.sync_now()
-        elif self.sync_due_ns is None:
-            self.sync_due_ns = time.monotonic_ns() + self._disk_sync_ns
+            return
+        now = time.monotonic_ns()
+        due = self._synced_ns + self.window_ns if self._waiting else now + self._disk_sync_ns
+        if due <= now:
+            self.sync_now()
+        elif self.sync_due_ns is None or due < self.sync_due_ns:
+            self.sync_due_ns = due
 
     def sync_now(self) -> None:
         self.sync_due_ns = None
@@ -359,6 +366,7 @@ class Commit:
         if outcome.error is not None:
             raise outcome.error  # the shard stops; recovery finds what is really there
         self.wal.synced_lsn = outcome.lsn
+        self._synced_ns = time.monotonic_ns()
         self.on_sync(outcome.took_us)
         now = time.perf_counter_ns()
         waiting = self._waiting

@@ -7,7 +7,6 @@ answered when they are as durable as the topic's class promises; control command
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, throttled_by, topic_not_found
+from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, topic_not_found
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig, topic_id
@@ -32,10 +31,13 @@ from topics.walshard.copies import Copies
 from topics.walshard.idempotency import Remembered
 from topics.walshard.jobs import Jobs, removals
 from topics.walshard.kinds import Kinds
+from topics.walshard.listing import Listing
 from topics.walshard.pipes import Pipes
 from topics.walshard.polls import LongPolls
 from topics.walshard.priority import effective_priority
+from topics.walshard.quota import Quota
 from topics.walshard.sessions import Sessions
+from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
 from topics.walshard.tails import Tails
 from topics.walshard.topic import Topic, Totals
@@ -58,7 +60,8 @@ class Engine:
         wal: Wal,
         syncer: Syncer,
         clock: Clock,
-        instance_totals: Callable[[], tuple[int, int]] | None = None,
+        quota: Quota | None = None,
+        space: FreeSpace | None = None,
         entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(8), "little"),
     ) -> None:
         self.settings = settings
@@ -101,7 +104,10 @@ class Engine:
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
         self._round_ms = 0
-        self._instance_totals = instance_totals
+        self.quota = quota or Quota(settings)
+        self.space = space or FreeSpace(settings.data_dir, mark=0)
+        self.listing = Listing(name for name in topics if not is_log_name(name))
+        self.on_fault: Callable[[Exception, Any, int], None] = lambda error, reply_to, correlation: None
         self._entropy = entropy
         self._handlers: dict[int, Callable[[Any, ReplyTo, int], bytes | None]] = {
             Op.DIFF: self._diff,
@@ -146,6 +152,8 @@ class Engine:
                 self.commit.write()
                 answer = self._handlers[op](request, reply_to, correlation)
         except (ApiError, CorruptData, DiskFull, OSError) as error:
+            if not isinstance(error, ApiError):
+                self.on_fault(error, reply_to, correlation)
             answer = messages.pack_failure(op, correlation, _as_api_error(error))
         if answer is not None:
             reply_to.send_always(answer)
@@ -153,6 +161,7 @@ class Engine:
     def begin_round(self, now_ns: int) -> None:
         """One look at the clock for all requests of a drain."""
         self._round_ms = now_ns // 1_000_000
+        self.space.look(now_ns)
 
     def _published(self, topic: Topic) -> None:
         self.polls.wake(topic)
@@ -195,6 +204,8 @@ class Engine:
             if answer is not None:
                 reply_to.send_always(answer)
         except (ApiError, CorruptData, DiskFull, OSError) as error:
+            if not isinstance(error, ApiError):
+                self.on_fault(error, reply_to, correlation)
             for each in range(correlation, correlation + requests):
                 reply_to.send_always(messages.pack_failure(_APPEND, each, _as_api_error(error)))
 
@@ -205,7 +216,6 @@ class Engine:
         topic = self.topics.get(request.topic)
         created = topic is None
         if topic is None:
-            self._check_quota(new_topic=True, size=request.size)
             topic = self._new_topic(request, now)
         else:
             config = topic.config
@@ -216,6 +226,8 @@ class Engine:
                 found = topic.keys.find(request.key, now_ms=now, window_ms=config.idempotency_window_ms)
                 if found is not None:
                     return self._deduplicated(topic, request.key, found, reply_to, correlation)
+            if self.space.low:
+                self.space.check()
             if self.settings.max_total_bytes:
                 self._check_quota(new_topic=False, size=request.size)
             if config.discard == "reject":
@@ -262,6 +274,7 @@ class Engine:
 
     def _check_room(self, topic: Topic, records: int, size: int) -> None:
         """Before copies are taken in: they obey the topic's caps and the instance's quota like anything else."""
+        self.space.check()
         if self.settings.max_total_bytes:
             self._check_quota(new_topic=False, size=size)
         if topic.config.discard == "reject":
@@ -290,19 +303,20 @@ class Engine:
             raise ApiError("topic_full", f'topic "{topic.name}" is full and its policy is to reject', detail)
 
     def _check_quota(self, *, new_topic: bool, size: int) -> None:
-        settings = self.settings
-        topics, total = self._instance_totals() if self._instance_totals else (self.topic_count, self.totals.bytes)
-        total += self.totals.pending_bytes
-        if new_topic and settings.max_topics and topics >= settings.max_topics:
-            raise throttled_by("max_topics", settings.max_topics, "delete topics you no longer need")
-        if size and settings.max_total_bytes and total + size > settings.max_total_bytes:
-            raise throttled_by("max_total_bytes", settings.max_total_bytes, "delete records or lower retention")
+        held = self.totals.bytes + self.totals.pending_bytes
+        self.quota.claim(self.topic_count, held, new_topic=new_topic, more=size)
+
+    def publish_totals(self) -> None:
+        """For the limits that all shards share: before the answers go out."""
+        self.quota.publish(self.topic_count, self.totals.bytes + self.totals.pending_bytes)
 
     def _new_topic(self, request: messages.Append, now: int) -> Topic:
         config = request.config or TopicConfig()
         create = config.auto_create if request.create is None else request.create
         if not create:
             raise topic_not_found(request.topic)
+        self.space.check()
+        self._check_quota(new_topic=True, size=request.size)
         topic = self._create(request.topic, config, now)
         if config.discard == "reject":
             try:
@@ -323,6 +337,7 @@ class Engine:
         )
         self.topics[name] = topic
         self.kinds.add(config)
+        self.listing.add(name)
         return topic
 
     def _forget_topic(self, topic: Topic) -> None:
@@ -331,6 +346,7 @@ class Engine:
         elif self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             self.kinds.remove(topic.config)
+            self.listing.remove(topic.name)
 
     @property
     def topic_count(self) -> int:
@@ -344,6 +360,7 @@ class Engine:
         topic = self.topics.get(request.topic)
         created = topic is None
         if topic is None:
+            self.space.check()
             self._check_quota(new_topic=True, size=0)
             config = before = request.config
             self.commit.make_room(CONTROL_BYTES)
@@ -444,15 +461,9 @@ class Engine:
         return None
 
     def _list_topics(self, request: messages.ListTopics, reply_to: ReplyTo, correlation: int) -> bytes:
-        """The next topics by name. A heap keeps it linear in the shard's topics, whatever the page."""
-        after, prefix, allowed = request.after, request.prefix, request.prefixes or ("",)
-        names = heapq.nsmallest(
-            request.limit + 1,
-            (
-                name
-                for name in self.topics
-                if name > after and name.startswith(prefix) and name.startswith(allowed) and not is_log_name(name)
-            ),
+        """The next topics by name."""
+        names = self.listing.page(
+            after=request.after, prefix=request.prefix, allowed=request.prefixes, limit=request.limit + 1
         )
         now = self.clock.now_ms()
         rows = []
@@ -533,7 +544,8 @@ class Engine:
     @property
     def next_deadline_ns(self) -> int | None:
         """When the engine wants to be called without a request."""
-        due = [at for at in (self.polls.next_deadline_ns, self.commit.sync_due_ns) if at is not None]
+        wanted = (self.polls.next_deadline_ns, self.commit.sync_due_ns, self.tails.next_due_ns)
+        due = [at for at in wanted if at is not None]
         return min(due, default=None)
 
 

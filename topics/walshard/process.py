@@ -11,24 +11,30 @@ import os
 import sys
 import time
 
+from topics import limits
+from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.context import Context
+from topics.actors.governor import Governor, Level
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import CorruptData, FormatError, RingPoisoned
-from topics.shm.counters import Word, sync_bucket
+from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers, remove_stale
 from topics.walshard.mover import Mover
+from topics.walshard.quota import Quota
 from topics.walshard.recovery import Recovery, boot_id
 from topics.walshard.segments import OpenFiles
+from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
 
 _GATHER = 2  # how often a round looks for more requests before it writes
 MAINTENANCE_NS = 200_000_000
+_WINDOW_NS = limits.COMMIT_WINDOW_MS * 1_000_000
 QUIET_SHARE = 0.02  # busy for less than this share of the time: a good moment to move things
 
 
@@ -42,6 +48,7 @@ async def run(context: Context) -> None:
         context.fail(str(error))
     gc.collect()
     gc.freeze()  # what recovery built lives long: later collections need not walk it
+    context.on_beat = shard.beat
     context.ready()
     await shard.serve()
 
@@ -61,6 +68,10 @@ class Shard:
         self._busy_ns = 0
         self._maintain_ns = 0  # when maintenance is next due ...
         self._settled = False  # ... unless nothing came since it last found nothing to do
+        settings = context.settings
+        self._governor = Governor(
+            lag_ms=settings.pressure_lag_ms, commit_ms=settings.pressure_commit_ms, on=settings.elastic
+        )
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -110,8 +121,10 @@ class Shard:
             wal=wal,
             syncer=self._syncer,
             clock=clock,
-            instance_totals=self._instance_totals,
+            quota=Quota(settings, context.row, self._other_shards()),
+            space=FreeSpace(settings.data_dir, mark=settings.min_free_bytes),
         )
+        self._engine.on_fault = self._fault
         self._engine.dropped = recovered.dropped
         self._engine.commit.on_sync = self._count_sync
         self._mover = Mover(
@@ -197,6 +210,7 @@ class Shard:
         while not self._stopping:
             await idle.wait(expecting=time.monotonic_ns() - last_work_ns < 1_000_000, linger=True)
             started = time.monotonic_ns()
+            self._govern(started, idle.round_us)
             if self._round(started):
                 last_work_ns = started
             now = time.monotonic_ns()
@@ -215,10 +229,29 @@ class Shard:
         return any([link.has_work() for link in self._links.values()]) or self._engine.tails.can_push()
 
     def _next_deadline_ns(self) -> int | None:
-        due = self._engine.next_deadline_ns
-        if self._settled:
-            return due
-        return self._maintain_ns if due is None else min(due, self._maintain_ns)
+        maintain_ns = None if self._settled else self._maintain_ns
+        wanted = (self._engine.next_deadline_ns, maintain_ns, self._governor.next_tick_ns)
+        return min([due for due in wanted if due is not None], default=None)
+
+    def _govern(self, now_ns: int, round_us: int) -> None:
+        governor = self._governor
+        governor.round(round_us)
+        if not governor.due(now_ns):
+            return
+        for link in self._links.values():
+            governor.ring(link.reader.waiting, link.reader.capacity)
+        changed = governor.tick(now_ns)
+        if not changed and governor.level is Level.CALM:
+            return
+        engine, words = self._engine, self._context.row.words
+        engine.tails.coalescing = governor.level >= Level.COALESCE
+        engine.commit.window_ns = _WINDOW_NS if governor.level >= Level.WIDEN else 0
+        engine.tails.deferring = governor.level >= Level.DEFER
+        words[Word.THROTTLE_MS] = governor.retry_after_ms
+        words[Word.PRESSURE] = governor.level
+        if changed:
+            log = self._context.log.warning if governor.level is Level.REFUSE else self._context.log.info
+            log("pressure", level=governor.level.name.lower(), pressure=round(governor.pressure, 2))
 
     def _round(self, now_ns: int) -> bool:
         engine = self._engine
@@ -228,12 +261,14 @@ class Shard:
         for _ in range(_GATHER):
             before = handled
             for link in self._links.values():
-                messages = link.drain()
-                if messages:
+                taken = link.drain()
+                if taken:
                     writer = link.writer
-                    for message in messages:
+                    if self._context.log.debugging:
+                        self._trace(link, taken)
+                    for message in taken:
                         engine.handle(message, writer)
-                    handled += len(messages)
+                    handled += len(taken)
             if handled - before < 2:
                 break
         commit.write()
@@ -247,13 +282,14 @@ class Shard:
         if handled:
             self._settled = False
         # Before the answers go out: other shards read these for the limits of the whole instance.
+        engine.publish_totals()
         words = self._context.row.words
         words[Word.TOPICS] = engine.topic_count
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.DERIVING] = len(engine.pipes.deriving)
         for link in self._links.values():
             link.flush()
-        if engine.tails.push():  # behind the answers: nobody waits for them
+        if engine.tails.push(now_ns):  # behind the answers: nobody waits for them
             for link in self._links.values():
                 link.flush()
         return handled > 0
@@ -307,20 +343,37 @@ class Shard:
         self._stopping = True
         self._context.bell.ring_always()
 
+    def _trace(self, link: Link, taken: list[bytes]) -> None:
+        for message in taken:
+            _, correlation = messages.unpack_correlation(message)
+            id = self._context.id_of(link.peer, correlation)
+            self._context.log.debug("taken", id=id, op=messages.Op(message[0]).name.lower(), bytes=len(message))
+
+    def _fault(self, error: Exception, reply_to: object, correlation: int) -> None:
+        peer = next((name for name, link in self._links.items() if link.writer is reply_to), "?")
+        id = self._context.id_of(peer, correlation)
+        self._context.log.error("request failed", id=id, reason=str(error))
+
+    def beat(self) -> None:
+        """Also while nobody writes: what the disk watch shows is of now."""
+        self._engine.space.look(time.monotonic_ns())
+        self._publish_space()
+
+    def _publish_space(self) -> None:
+        words = self._context.row.words
+        words[Word.WAL_READ_ONLY] = int(self._engine.commit.read_only or self._engine.space.low)
+        words[Word.DISK_FREE] = self._engine.space.free
+
     def _count_sync(self, took_us: int) -> None:
+        self._governor.sync(took_us)
         words = self._context.row.words
         words[Word.WAL_FSYNCS] += 1
         words[Word.WAL_SYNC_US_SUM] += took_us
         words[Word.SYNC_BUCKETS + sync_bucket(took_us)] += 1
 
-    def _instance_totals(self) -> tuple[int, int]:
-        """Topics and bytes of all shards: the others' as they last said, ours as they are."""
-        topics, size = self._engine.topic_count, self._engine.totals.bytes
-        for row in self._context.board.rows():
-            if row.name != self._context.name:
-                topics += row[Word.TOPICS]
-                size += row[Word.BYTES_LIVE]
-        return topics, size
+    def _other_shards(self) -> list[Row]:
+        context = self._context
+        return [context.board.row(f"shard-{shard}") for shard in range(context.shards) if shard != context.index]
 
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
@@ -343,4 +396,5 @@ class Shard:
         words[Word.WAL_BATCHES] = wal.batches
         words[Word.WAL_BYTES] = wal.bytes_written
         words[Word.WAL_ROTATIONS] = wal.rotations
-        words[Word.WAL_READ_ONLY] = int(engine.commit.read_only)
+        self._publish_space()
+        engine.publish_totals()

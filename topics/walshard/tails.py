@@ -4,6 +4,8 @@ A gateway follows a topic once per set of options, however many clients watch it
 
 - a tail is a cursor; a push is what lies between it and the head, so what a round published is one push, and what was
   held back comes with the next one. Nothing is queued here.
+- whose turn it is depends on its topic's priority and how long it has waited (bands.py). Under pressure pushes are held
+  for a moment, to become fewer and larger, or those of the lowest bands are put off and their followers told so.
 - a follower gets its next push when it has taken the last one out of its ring: while it is busy handing records to
   a thousand clients, the next push grows instead of waiting in line.
 - an answer to a READ that reaches the head goes out behind the pushes up to the same seq. Rings keep order, so a
@@ -23,10 +25,15 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, being_rebuilt, topic_not_found
 from topics.walshard import reads
+from topics.walshard.bands import AGE_TICK_MS, DEFERRED, Bands
 from topics.walshard.cache import BatchCache
+from topics.walshard.priority import effective_priority
 from topics.walshard.topic import Topic
 
+_WAKE_UP = 2**31  # a word that something is there, for processes of ours: never put off
 _UNFLUSHED = -1
+_COALESCE_NS = limits.COALESCE_MS * 1_000_000
+_PACE_MS = limits.PACE_FRAME_MS
 _ALIGN_PUSHES = 16  # a tail further behind its head than this catches up by itself
 
 
@@ -42,7 +49,7 @@ class Follower(Protocol):
 
 
 class _Tail:
-    __slots__ = ("at", "correlation", "follower", "request", "topic")
+    __slots__ = ("at", "correlation", "follower", "paced_ms", "request", "topic")
 
     def __init__(
         self,
@@ -57,6 +64,11 @@ class _Tail:
         self.follower = follower
         self.correlation = correlation
         self.at = at
+        self.paced_ms = 0  # when its follower was last told that it has to wait
+
+    @property
+    def behind(self) -> bool:
+        return self.at != self.topic.head_seq
 
 
 class Tails:
@@ -74,7 +86,10 @@ class Tails:
         self._now_ms = now_ms
         self._by_topic: dict[int, list[_Tail]] = {}
         self._by_correlation: dict[tuple[int, int], _Tail] = {}
-        self._behind: dict[_Tail, None] = {}  # in the order they fell behind
+        self._behind: Bands[_Tail] = Bands()
+        self.coalescing = False  # the governor's wishes
+        self.deferring = False
+        self._pushed_ns = 0
         self._marks: dict[Follower, int] = {}  # where a follower's last push ends in its ring
         self.pushes = 0
         self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
@@ -124,8 +139,8 @@ class Tails:
         tail = _Tail(topic, request, follower, correlation, at)
         self._by_topic.setdefault(topic.id, []).append(tail)
         self._by_correlation[id(follower), correlation] = tail
-        if at != topic.head_seq:
-            self._behind[tail] = None
+        if tail.behind:
+            self._fell_behind(tail)
         return messages.pack(Op.FOLLOW, correlation, messages.Following(topic.id, at, topic.head_seq))
 
     def _follow_head(self, request: messages.FollowHead, follower: Follower, correlation: int) -> bytes:
@@ -160,12 +175,22 @@ class Tails:
         if topic.deriving:
             return
         for tail in self._by_topic.get(topic.id, ()):
-            self._behind[tail] = None
+            if tail not in self._behind:
+                self._fell_behind(tail)
+
+    def _fell_behind(self, tail: _Tail) -> None:
+        self._behind.add(tail, self._priority(tail), now_ms=self._now_ms())
+
+    def _priority(self, tail: _Tail) -> int:
+        if isinstance(tail.request, messages.FollowHead):
+            return _WAKE_UP
+        topic = tail.topic
+        return effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=self._now_ms())
 
     def topic_dropped(self, topic: Topic) -> None:
         for tail in self._by_topic.pop(topic.id, ()):
             del self._by_correlation[id(tail.follower), tail.correlation]
-            self._behind.pop(tail, None)
+            self._behind.discard(tail)
             gone = messages.TopicGone(topic.head_seq)
             tail.follower.send_always(messages.pack(Op.TOPIC_GONE, tail.correlation, gone))
 
@@ -176,7 +201,7 @@ class Tails:
         self._marks.pop(follower, None)
 
     def _forget(self, tail: _Tail) -> None:
-        self._behind.pop(tail, None)
+        self._behind.discard(tail)
         left = [other for other in self._by_topic[tail.topic.id] if other is not tail]
         if left:
             self._by_topic[tail.topic.id] = left
@@ -188,27 +213,60 @@ class Tails:
     def can_push(self) -> bool:
         """Whether a tail that was held back may go on: its follower has taken what it was sent. If not, it rings when
         it has; a process asks this before it goes to sleep, when everything is in the rings."""
-        return any([self._ready(follower) for follower in {tail.follower for tail in self._behind}])
+        if not self._behind or self.coalescing:
+            return False
+        followers = {tail.follower for tail in self._behind.above(self._floor)}
+        return any([self._ready(follower) for follower in followers])
 
-    def push(self) -> bool:
+    @property
+    def next_due_ns(self) -> int | None:
+        """When something is to be pushed, or to be looked at again, though nobody rings."""
+        if not self._behind or not (self.coalescing or self.deferring):
+            return None
+        return self._pushed_ns + (_COALESCE_NS if self.coalescing else AGE_TICK_MS * 1_000_000)
+
+    @property
+    def _floor(self) -> int:
+        return DEFERRED if self.deferring else 0
+
+    def push(self, now_ns: int = 0) -> bool:
         """Once a round, behind the answers: send what is behind to whoever is ready for it, in turns."""
         behind = self._behind
-        if not behind:
+        if not behind or (self.coalescing and now_ns - self._pushed_ns < _COALESCE_NS):
             return False
+        self._pushed_ns = now_ns
+        now_ms = self._now_ms()
+        behind.age(now_ms, self._priority)
+        floor = self._floor
         budget = {
             follower: limits.PUSH_BYTES if self._ready(follower) else 0
-            for follower in {tail.follower for tail in behind}
+            for follower in {tail.follower for tail in behind.above(floor)}
         }
-        turn = list(behind)
-        while turn:
-            turn = [tail for tail in turn if budget[tail.follower] > 0]
-            for tail in turn:
-                budget[tail.follower] -= self._push(tail)
-                del behind[tail]
-                if tail.at != tail.topic.head_seq:
-                    behind[tail] = None  # behind those that had no turn yet
-            turn = [tail for tail in turn if tail in behind]
+
+        def push(tail: _Tail) -> int:
+            size = self._push(tail)
+            budget[tail.follower] -= size
+            return size
+
+        behind.serve(
+            now_ms=now_ms,
+            ready=lambda tail: budget[tail.follower] > 0,
+            push=push,
+            behind=lambda tail: tail.behind,
+            priority=self._priority,
+            floor=floor,
+        )
+        if floor:
+            self._tell_paced(floor, now_ms)
         return True
+
+    def _tell_paced(self, floor: int, now_ms: int) -> None:
+        """Who is put off should know why nothing comes."""
+        for tail in self._behind.below(floor):
+            if now_ms - tail.paced_ms >= _PACE_MS:
+                tail.paced_ms = now_ms
+                paced = messages.pack(Op.PACED, tail.correlation, messages.Paced(limits.PACE_RETRY_MS))
+                tail.follower.send_always(paced)
 
     def _ready(self, follower: Follower) -> bool:
         if follower.outbox_bytes > limits.PUSH_BYTES:
@@ -232,7 +290,6 @@ class Tails:
             del self._by_correlation[id(tail.follower), tail.correlation]
             self._forget(tail)
             tail.at = topic.head_seq
-            self._behind[tail] = None  # whoever pushes takes it out
         tail.follower.send_always(message)
         self._marks[tail.follower] = _UNFLUSHED
         self.pushes += 1
@@ -258,5 +315,5 @@ class Tails:
                 return
             self._push(tail)
             if tail.at == tail.topic.head_seq:
-                self._behind.pop(tail, None)
+                self._behind.discard(tail)
                 return
