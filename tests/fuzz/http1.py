@@ -34,6 +34,7 @@ ENDPOINTS: tuple[tuple[str, str, bytes | None, tuple[tuple[str, bytes], ...]], .
     ("POST", "/v0/topics/{t}", b'{"records":[{"data":1}]}', (("Idempotency-Key", b"k-1"),)),
     ("POST", "/v0/topics/{t}/diff", b'{"from_seq":0,"limit":3}', (("Accept-Encoding", b"gzip"),)),
     ("POST", "/v0/topics/log/diff", b'{"from_seq":1000000,"wait_ms":20}', ()),
+    ("POST", "/v0/topics/still/diff", b'{"from_seq":1,"wait_ms":150}', ()),
     ("POST", "/v0/topics/{t}/delete", b'{"before_seq":2,"match":["tag","Glob","a:*"]}', ()),
     ("POST", "/v0/topics/{t}/claim", b'{"node":"w","max":2,"lease_ms":100}', ()),
     ("POST", "/v0/topics/{t}/ack", b'{"node":"w","seqs":[1],"lease_ids":["lease_1"]}', ()),
@@ -328,7 +329,7 @@ def odd_headers(dice: Random, one: Draft) -> Draft:
 
 def changed_header(dice: Random, one: Draft) -> Draft:
     """One of its own headers with another value, twice, or missing."""
-    headers = list(one.headers)
+    headers = list(one.headers) or [(b"Host", b"t")]
     at = dice.randrange(len(headers))
     name, value = headers[at]
     match dice.randrange(5):
@@ -522,4 +523,5 @@ def case(dice: Random, number: int, wid: str) -> Case:
         label, data = " | ".join(name for name, _ in several), b"".join(part for _, part in several)
     else:
         label, data = _one(dice, wid)
-    return Case(number, label, in_pieces(dice, data), _leaving(dice), is_stream)
+    pause_s = dice.choice((0.0, 0.0, 0.0, 0.03, 0.1))
+    return Case(number, label, in_pieces(dice, data), _leaving(dice), pause_s, is_stream)

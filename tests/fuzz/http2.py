@@ -226,9 +226,12 @@ _ODD_VALUES: dict[bytes, tuple[bytes, ...]] = {
         b"/v0/health?\x00",
         b"/v0/he alth",
         b"http://t/v0/health",
+        b"http://[t",
+        b"http://\xef\xbc\x8f/x",
+        b"?a=b",
         b"/" + b"a" * 8_300,
     ),
-    b":authority": (b"", b"\xff", b"a b", b"x" * 5_000),
+    b":authority": (b"", b"\xff", b"a b", b"x" * 64, b"x" * 5_000, b"a..b", b".", b"[::1", b"t:x", b"a@b", b"xn--a"),
 }
 
 

@@ -22,7 +22,7 @@ DEADLINE_S = 12.0  # for a case, from its first byte: more than all the patience
 # How the client leaves: it ends its side and listens, it listens until the server has had enough, it resets the
 # connection, it closes and does not read, or it listens until there is nothing more for a moment and ends its side.
 Leaving = Literal["half", "wait", "reset", "close", "quiet"]
-QUIET_S = 0.12
+QUIET_S = 0.25
 LONG_ENOUGH_S = 1.0  # for one to whom something is pushed again and again
 
 
@@ -32,6 +32,7 @@ class Case:
     label: str
     parts: list[bytes]
     leaving: Leaving = "half"
+    pause_s: float = 0.0  # between pieces
     # Looks at what has come; a stream that is open is left, and with these last words.
     farewell: Callable[[bytes], bytes | None] = lambda received: None
 
@@ -58,6 +59,7 @@ class _Visit:
     heard: float
     sent_at: float
     pending: list[memoryview]
+    next_at: float = 0.0  # not before that; 0: at once
     sent_all: bool = False
     said_farewell: bool = False
     received: bytearray = field(default_factory=bytearray)
@@ -159,6 +161,9 @@ class Player:
             pending[-1] = pending[-1][sent:]
             if not pending[-1]:
                 pending.pop()
+                if pending and visit.outcome.case.pause_s:
+                    visit.next_at = time.monotonic() + visit.outcome.case.pause_s
+                    poll.modify(visit.sock.fileno(), select.EPOLLIN)
         if pending:
             return False
         visit.sent_all = True
@@ -179,6 +184,9 @@ class Player:
             visit.outcome.hung = True
             return True
         case = visit.outcome.case
+        if visit.next_at and now >= visit.next_at:
+            visit.next_at = 0.0
+            poll.modify(visit.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
         if not visit.sent_all or visit.said_farewell or case.leaving == "half":
             return False
         words = case.farewell(bytes(visit.received))

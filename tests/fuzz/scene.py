@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from e2e.client import Answer
 from e2e.h2wire import H2Wire
 from e2e.server import Server, eventually
 from e2e.wire import Wire, request
+from prometheus_client.parser import text_string_to_metric_families
 
 from .dials import SEED
 from .player import Case, Outcome, Player
@@ -35,6 +37,7 @@ KEYS = f"{FULL},{READER}:read,{INSIDER}::in:"
 SETTINGS: dict[str, object] = {
     "TOPICS_WAL_SHARDS": 2,
     "TOPICS_GATEWAYS": 1,
+    "TOPICS_ACCESS_LOG": 1,
     "TOPICS_HEAD_TIMEOUT_MS": 400,
     "TOPICS_BODY_TIMEOUT_MS": 600,
     "TOPICS_IDLE_TIMEOUT_MS": 800,
@@ -55,6 +58,13 @@ SETTINGS: dict[str, object] = {
 MAY_GROW = {"gateway-0": 40 << 20}
 MAY_GROW_ELSE = 24 << 20
 SETTLE_S = 20.0
+
+_LOG_LINE = re.compile(
+    rb'time=\S+Z level=(debug|info|warning|error) process=[a-z0-9-]+ event=([^\s"]+|"[^"]*")'
+    rb'( [a-z_]+=([^\s"=]+|"([^"\\]|\\.)*"))*\Z'
+    rb"|topics \S+ ready on http://"
+)
+MOST_SERIES = 1_500  # of counters and histograms about requests: all routes, statuses and buckets, and no more
 
 
 def memory_of(pid: int) -> int:
@@ -109,6 +119,7 @@ class Scene:
         self._lives = {line.name: (line.pid, line.restarts) for line in server.ps().processes}
         self._memory: dict[str, int] = {}
         self.ask("PUT", f"/v0/topics/{CANARY}", {})
+        self.ask("POST", "/v0/topics/still", {"records": [{"data": "to wait behind"}]})
         with H2Wire(server.port) as wire:  # what is opened on first use is open now
             wire.finish(wire.ask("GET", "/v0/health"))
         self._descriptors = self._count_descriptors()
@@ -176,9 +187,13 @@ class Scene:
             with open(self.server.log, "rb") as log:
                 log.seek(self._log_read)
                 said = log.read()
+            said = said[: said.rfind(b"\n") + 1]  # the last line may be on its way
             self._log_read += len(said)
-            faults = [line for line in said.splitlines() if b"Traceback" in line]
+            lines = said.splitlines()
+            faults = [line for line in lines if b"Traceback" in line]
             assert not faults, f"{len(faults)} faults in the log: {faults[0][-1_500:].decode(errors='replace')}"
+            forged = [line for line in lines if not _LOG_LINE.match(line)]
+            assert not forged, f"lines in the log that are none: {forged[:3]}"
         except Exception as error:
             self.findings.found.insert(0, f"the server after this batch: {error!r}")
             self.findings.say()
@@ -210,6 +225,7 @@ class Scene:
         self.check_alive()
         self.findings.say()
         self._check_honest()
+        self._check_metrics()
         eventually(
             lambda: self._count_descriptors() <= self._descriptors,
             within_s=SETTLE_S,
@@ -234,15 +250,32 @@ class Scene:
         assert list(found) == list(range(1, len(self.honest) + 1))
         assert found == self.honest
 
+    def _check_metrics(self) -> None:
+        """They can be read, and nothing that a client sends makes a series of its own."""
+        about = [
+            sample
+            for family in text_string_to_metric_families(self._metrics())
+            for sample in family.samples
+            if sample.name.startswith("topics_http_")
+        ]
+        assert len(about) <= MOST_SERIES, len(about)
+        methods = {sample.labels.get("method", "") for sample in about}
+        assert all(len(method) <= 10 for method in methods), methods
+        assert len(methods) <= 8, methods
+
     def _streams(self) -> float:
-        """As the metrics count them, which are complete and readable after all that."""
+        """As the metrics count them."""
+        text = self._metrics()
+        counted = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("topics_sse_connections ")]
+        return float(counted[0])
+
+    def _metrics(self) -> str:
         with Wire(self.server.port) as wire:
             wire.send(request("GET", "/v0/metrics", headers=self.bearer))
             status, headers = wire.head()
             text = wire.body(headers).decode()
         assert status == 200
-        counted = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("topics_sse_connections ")]
-        return float(counted[0])
+        return text
 
     def _is_idle(self) -> bool:
         """Over a while, all processes together take less than half a processor."""

@@ -246,7 +246,7 @@ class Commands:
 
     def case(self, number: int) -> Case:
         opening = handshake()
-        return Case(number, "commands", [opening, *map(text_frame, self.texts)], "wait", self._farewell)
+        return Case(number, "commands", [opening, *map(text_frame, self.texts)], "wait", farewell=self._farewell)
 
     def _farewell(self, received: bytes) -> bytes | None:
         head = read_head(received, 0)
