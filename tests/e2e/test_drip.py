@@ -117,6 +117,7 @@ class Dripper:
         self.sock.connect_ex(("127.0.0.1", port))
         self.fd = self.sock.fileno()
         self.connected_at = 0.0
+        self.accepted = False  # if it has been looked at
         self.said = b""
 
     @property
@@ -203,8 +204,11 @@ class Siege:
             if inode != "0" and int(local.partition(":")[2], 16) == self._port:
                 held.add(int(remote.partition(":")[2], 16))
         for dripper in list(self._drippers.values()):
-            accepted = dripper.connected_at and time.monotonic() - dripper.connected_at > EVERY_S
-            if not dripper.kind.reads and accepted and dripper.sock.getsockname()[1] not in held:
+            if dripper.kind.reads or not dripper.connected_at:
+                continue
+            if dripper.sock.getsockname()[1] in held:
+                dripper.accepted = True
+            elif dripper.accepted:
                 self._end(dripper, by_server=True)
 
     def _handle(self, dripper: Dripper, event: int) -> None:

@@ -74,7 +74,8 @@ def body_of(size: int) -> bytes:
 
 
 def is_held(server: Server, sock: socket.socket) -> bool:
-    """Whether the server still has its end of a connection; what the kernel does on nobody's behalf has no inode."""
+    """Whether the server has its end of a connection; before it is accepted, and when the kernel goes on after a close
+    on nobody's behalf, it has no inode."""
     client_port = sock.getsockname()[1]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, *_, inode = line.split()[:10]
@@ -326,6 +327,7 @@ def _asks_much(server: Server) -> socket.socket:
     sock.settimeout(GIVE_UP_S)
     sock.connect(("127.0.0.1", server.port))
     sock.sendall(BULKY_DIFF * BULKY_DIFFS)
+    eventually(lambda: is_held(server, sock), what="that it is accepted")
     return sock
 
 
@@ -411,6 +413,7 @@ def never_reads2(server: Server) -> Fate:
         wire.h2.increment_flow_control_window(2**31 - 1 - 65_535)
         for _ in range(BULKY_DIFFS):
             wire.ask("POST", f"/v0/topics/{BULKY}/diff", b'{"limit":1000}')
+        eventually(lambda: is_held(server, wire.sock), what="that it is accepted")
         return wait_dropped(server, wire.sock, since=time.monotonic())
 
 
