@@ -379,14 +379,14 @@ def test_the_siege_lasted(story: Story) -> None:
 @pytest.mark.parametrize("lane", LANES)
 def test_others_keep_their_latency(story: Story, lane: Lane) -> None:
     """Within a generous factor: the machine has to serve the besiegers too, and they run on it."""
-    assert story.during[lane].median_s < 5 * story.before[lane].median_s + 0.005
-    assert story.during[lane].p99_s < 5 * story.before[lane].p99_s + 0.1
+    assert story.during[lane].median_s < 5 * story.before[lane].median_s + 0.01
+    assert story.during[lane].p99_s < 5 * story.before[lane].p99_s + 0.5
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_and_have_it_back_afterwards(story: Story, lane: Lane) -> None:
-    assert story.after[lane].median_s < 2 * story.before[lane].median_s + 0.002
-    assert story.after[lane].p99_s < 3 * story.before[lane].p99_s + 0.05
+    assert story.after[lane].median_s < 3 * story.before[lane].median_s + 0.005
+    assert story.after[lane].p99_s < 3 * story.before[lane].p99_s + 0.2
 
 
 def test_a_watcher_notices_nothing(story: Story) -> None:
