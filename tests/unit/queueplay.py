@@ -432,7 +432,7 @@ class QueueProcess:
             shards=len(house.shards),
             links={},
             row=SimpleNamespace(words=[0] * ROW_WORDS),
-            log=SimpleNamespace(info=note, warning=note, error=note),
+            log=SimpleNamespace(debugging=False, info=note, warning=note, error=note),
             bell=self.bell,
         )
         self.links: dict[str, GatedLink] = self.context.links

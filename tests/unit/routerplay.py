@@ -73,7 +73,7 @@ class Play:
             shards=1,
             links={"shard-0": self.link},
             row=SimpleNamespace(words=[0] * ROW_WORDS),
-            log=SimpleNamespace(info=lambda *_, **__: None, error=lambda *_, **__: None),
+            log=SimpleNamespace(debugging=False, info=lambda *_, **__: None, error=lambda *_, **__: None),
         )
         self.words = context.row.words
         self._scope = trio.CancelScope()

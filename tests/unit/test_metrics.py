@@ -60,7 +60,7 @@ def samples(outcome: Outcome) -> dict[str, float]:
     assert isinstance(outcome, Response)
     assert dict(outcome.headers)["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     found = {}
-    for family in text_string_to_metric_families(bytes(outcome.body).decode()):
+    for family in text_string_to_metric_families((bytes(outcome.body) + outcome.tail).decode()):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from topics.actors import messages
 from topics.actors.control import Boot, Channel, ChannelClosed, Failed, LinkGrant, Ready
 from topics.actors.link import Link
 from topics.actors.log import Log
@@ -94,6 +95,13 @@ class Context:
         if not self.stopping:
             self.row.set(Word.STATE, State.READY)
         self._channel.send_nowait(Ready())
+
+    def trace(self, link: Link, taken: list[bytes]) -> None:
+        """At the debug level: every message, under the id of the request that it belongs to."""
+        for message in taken:
+            _, correlation = messages.unpack_correlation(message)
+            op = messages.Op(message[0]).name.lower()
+            self.log.debug("taken", id=self.id_of(link.peer, correlation), op=op, bytes=len(message))
 
     def id_of(self, peer: str, correlation: int) -> str:
         """What a question of another process is called in logs; of a gateway's: as its client knows it."""

@@ -97,7 +97,8 @@ class Gateway:
             slots = context.usage.slots(context.index, most=settings.max_inflight_per_key or _UNLIMITED)
         meter = context.usage.meter(context.index) if settings.request_metrics else None
         self._prefix = f"{context.index}.{context.row[Word.GENERATION]}."
-        self._access = AccessLog(context.log, prefix=self._prefix) if settings.access_log else None
+        logs_requests = settings.access_log or context.log.debugging
+        self._access = AccessLog(context.log, prefix=self._prefix) if logs_requests else None
         self.cold = ColdLane(
             settings=settings,
             routes=routes,
@@ -120,7 +121,7 @@ class Gateway:
         )
         self._hot = HotLane(
             settings=settings,
-            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard, lines=settings.access_log),
+            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard, lines=logs_requests),
             handlers=self._handlers,
             calls=self._calls,
             epoll=self._idle.epoll,

@@ -150,6 +150,8 @@ class Coordinator:
         now_ms = time.monotonic_ns() // 1_000_000
         handled = False
         for link, batch in received:
+            if self._context.log.debugging:
+                self._context.trace(link, batch)
             for message in batch:
                 handled = True
                 self._handle(message, link, now_ms)

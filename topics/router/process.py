@@ -100,7 +100,10 @@ class Router:
             await idle.wait(expecting=False, linger=False)
             self._asks.drain()
             for link in list(self._gateways.values()):
-                for message in link.drain():
+                taken = link.drain()
+                if context.log.debugging:
+                    context.trace(link, taken)
+                for message in taken:
                     self._nursery.start_soon(self._obey, message, link)
             words = context.row.words
             forwarded = sum(forwarder.records for forwarder in self._forwarders.values())

@@ -12,7 +12,6 @@ import sys
 import time
 
 from topics import limits
-from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.context import Context
 from topics.actors.governor import Governor, Level
@@ -258,14 +257,15 @@ class Shard:
         commit = engine.commit
         handled = 0
         engine.begin_round(now_ns)
+        debugging = self._context.log.debugging
         for _ in range(_GATHER):
             before = handled
             for link in self._links.values():
                 taken = link.drain()
                 if taken:
                     writer = link.writer
-                    if self._context.log.debugging:
-                        self._trace(link, taken)
+                    if debugging:
+                        self._context.trace(link, taken)
                     for message in taken:
                         engine.handle(message, writer)
                     handled += len(taken)
@@ -342,12 +342,6 @@ class Shard:
     def _stop(self) -> None:
         self._stopping = True
         self._context.bell.ring_always()
-
-    def _trace(self, link: Link, taken: list[bytes]) -> None:
-        for message in taken:
-            _, correlation = messages.unpack_correlation(message)
-            id = self._context.id_of(link.peer, correlation)
-            self._context.log.debug("taken", id=id, op=messages.Op(message[0]).name.lower(), bytes=len(message))
 
     def _fault(self, error: Exception, reply_to: object, correlation: int) -> None:
         peer = next((name for name, link in self._links.items() if link.writer is reply_to), "?")
