@@ -101,6 +101,14 @@ def kill(server: Server, name: str) -> None:
     eventually(lambda: gone(pid))
 
 
+def kill_and_wait(server: Server, name: str) -> None:
+    """And it is back."""
+    pid = server.pid_of(name)
+    kill(server, name)
+    eventually(lambda: server.pid_of(name) != pid, within_s=BACK_S)
+    server.wait_ready()
+
+
 # --- requests that arrive together -------------------------------------------------------------------
 
 
