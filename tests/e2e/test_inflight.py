@@ -561,7 +561,7 @@ def test_whoever_goes_gives_its_place_back(counted: Server, lane: Lane, how: str
 
 
 def test_whoever_only_stops_sending_is_still_waiting(counted: Server) -> None:
-    """Over HTTP/1.1 a close looks the same until something is sent, so it is known by the end of the poll at the latest."""
+    """Over HTTP/1.1 a close looks the same until something is sent: it is known when the poll ends, at the latest."""
     with Holding(counted, wait_ms=1_200) as holding:
         held = holding.fill()
         for one in held[1:]:
