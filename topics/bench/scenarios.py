@@ -32,6 +32,9 @@ Kind = Literal[
     "queue",
     "queue-latency",
     "queue-evenness",
+    "guard",
+    "scrape",
+    "scrape-appends",
 ]
 NO_TARGET = "none fixed"  # the table gives no unit to a target with an x in it
 WORKERS = 8
@@ -69,7 +72,7 @@ class Target(msgspec.Struct, frozen=True):
         if self.most is not None:
             return f"≤ {self.most:g}"
         if self.least is not None:
-            return f"≥ {self.least:,.0f}"
+            return f"≥ {self.least:,.0f}" if self.least >= 1 else f"≥ {self.least:g}"
         if self.ratio is None and self.of_sse is None:
             return NO_TARGET
         return f"≥ {self.of_sse:g}x of SSE" if self.of_sse is not None else f"≥ {self.ratio:g}x"
@@ -149,6 +152,30 @@ def _queue(name: str, title: str, *, size: int, jobs: int, target: Target, push:
         batch=size,
         records=jobs,
         push=push,
+    )
+
+
+def _guard(name: str, title: str, *, connections: int) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind="guard",
+        unit="times",
+        target=Target(least=0.95),
+        connections=connections,
+    )
+
+
+def _scrape(name: str, title: str, *, kind: Literal["scrape", "scrape-appends"], unit: Unit, most: float) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        kind=kind,
+        unit=unit,
+        target=Target(most=most),
+        connections=8,
+        rate=500,
+        records=100_000,  # one in each of as many topics
     )
 
 
@@ -372,6 +399,24 @@ SCENARIOS: tuple[Scenario, ...] = (
         batch=8,
         records=50_000,
         jitter_ms=5,
+    ),
+    _guard(
+        "guard-c16",
+        "append, one record, 16 connections, keys and metrics and a scrape a second: rate against none of them",
+        connections=16,
+    ),
+    _guard(
+        "guard-c64",
+        "append, one record, 64 connections, keys and metrics and a scrape a second: rate against none of them",
+        connections=64,
+    ),
+    _scrape("scrape", "scrape of 100,000 topics, 500 appends/s beside it: median", kind="scrape", unit="s", most=1),
+    _scrape(
+        "scrape-appends",
+        "scrapes of 100,000 topics, 500 appends/s: the longest append against that without scrapes",
+        kind="scrape-appends",
+        unit="ms",
+        most=20,
     ),
 )
 

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from topics.bench import BenchFailed, beanstalkd, machine, redis, table
 from topics.bench.figures import Line
-from topics.bench.measure import Measurement, Pace
+from topics.bench.guard import GuardMeasurement
+from topics.bench.measure import Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -112,7 +113,7 @@ def _measure(console: Console, chosen: list[Scenario], pace: Pace, folder: Path 
         if status is not None:
             status.update(f"{current}: {text}")
 
-    measurement = Measurement(pace=pace, tell=tell, parent=folder)
+    measurement = GuardMeasurement(pace=pace, tell=tell, parent=folder)
     if status is not None:
         status.start()
     try:
