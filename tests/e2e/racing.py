@@ -106,7 +106,16 @@ def kill_and_wait(server: Server, name: str) -> None:
     pid = server.pid_of(name)
     kill(server, name)
     eventually(lambda: server.pid_of(name) != pid, within_s=BACK_S)
+    wait_ready_everywhere(server)
+
+
+def wait_ready_everywhere(server: Server) -> None:
+    """Every gateway says so: each has its own links, and one may be behind the others."""
     server.wait_ready()
+    asked = request("GET", "/v0/ready")
+    for name in processes(server, "gateway"):
+        with wire_to(server, name) as wire:
+            eventually(lambda wire=wire: wire.ask(asked).status == 200, what=f"{name} is ready")  # type: ignore[misc]
 
 
 # --- requests that arrive together -------------------------------------------------------------------

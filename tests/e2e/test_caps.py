@@ -28,7 +28,6 @@ from .racing import (
     append_request,
     assert_capped,
     drop_request,
-    eventually,
     fresh,
     fresh_on,
     kill,
@@ -40,10 +39,11 @@ from .racing import (
     split,
     still,
     until,
+    wait_ready_everywhere,
     wire_to,
 )
 from .routing import data_of, drop_router, get_router, list_routers, put_router, route, wait_data
-from .server import Server
+from .server import Server, eventually
 from .sockets import Socket, handshake
 from .sse import Http2Source
 from .wire import Wire, request
@@ -66,7 +66,7 @@ def _serve(factory: pytest.TempPathFactory, name: str, **environ: object) -> Ite
     given = {"TOPICS_GATEWAYS": GATEWAYS, "TOPICS_WAL_SHARDS": SHARDS, "TOPICS_ELASTIC": 0, **environ}
     server = Server(folder / "data", log=folder / "server.log", **given)
     try:
-        server.wait_ready()
+        wait_ready_everywhere(server)
         yield server
         assert "Traceback" not in server.output()
     finally:

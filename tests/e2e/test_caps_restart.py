@@ -23,7 +23,6 @@ from .racing import (
     Racers,
     append_request,
     assert_capped,
-    eventually,
     fresh,
     fresh_on,
     insist,
@@ -34,9 +33,10 @@ from .racing import (
     put_request,
     still,
     until,
+    wait_ready_everywhere,
     wire_to,
 )
-from .server import Server
+from .server import Server, eventually
 from .wire import Wire, request
 
 pytestmark = pytest.mark.e2e
@@ -62,6 +62,8 @@ def start(start_server: Start) -> Iterator[Start]:
             "TOPICS_ELASTIC": 0,
         }
         servers.append(start_server(**{**given, **environ}))
+        if environ.get("ready", True):
+            wait_ready_everywhere(servers[-1])
         return servers[-1]
 
     yield started
@@ -169,7 +171,7 @@ def test_what_fits_is_let_in_while_a_shard_is_away(start: Start) -> None:
         kill(server, "shard-1")
         assert insist(lambda: api.append(topics[0], text(1_000))).status == 200
         assert insist(lambda: api.append(topics[2], text(1_000))).status == 200
-        server.wait_ready()
+        wait_ready_everywhere(server)
         assert insist(lambda: api.append(topics[1], text(1_000))).status == 200
         assert live_bytes(api) == 3_000
         assert_room(api, topics[1], BYTES - 3_000)
@@ -284,7 +286,7 @@ def test_nothing_is_made_before_all_shards_have_said_what_they_hold(start: Start
                 assert answer.error in ("not_ready", "shard_unavailable"), answer
                 statuses.add(answer.error)
         assert "not_ready" in statuses
-    again.wait_ready()
+    wait_ready_everywhere(again)
     with again.client() as api:
         assert names(api) == set(holds)
         for shard in range(SHARDS):
@@ -310,7 +312,7 @@ def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_th
             if answer.status == 200:
                 break  # it counts below
             refused_or_away(answer, "max_total_bytes", BYTES)
-    again.wait_ready()
+    wait_ready_everywhere(again)
     with again.client() as api:
         assert live_bytes(api) <= BYTES, "more than there may be"
         assert_room(api, light, 1_000)
@@ -369,7 +371,7 @@ def test_another_number_of_shards_counts_the_same(start: Start) -> None:
     server = start()
     with server.client() as api:
         for _ in range(TOPICS):
-            assert insist(lambda name=fresh(): api.append(name, text(3_000))).status == 201  # type: ignore[misc]
+            assert api.append(fresh(), text(3_000)).status == 201
         before = names(api)
     for shards in (1, 4):
         server.stop()
@@ -378,8 +380,7 @@ def test_another_number_of_shards_counts_the_same(start: Start) -> None:
             assert names(api) == before
             assert live_bytes(api) == TOPICS * 3_000
             for shard in range(shards):
-                late = fresh_on(shard, shards)
-                assert_capped(insist(lambda late=late: api.put(late)), "max_topics", TOPICS)  # type: ignore[misc]
+                assert_capped(api.put(fresh_on(shard, shards)), "max_topics", TOPICS)
             assert_capped(api.append(min(before), text(BYTES - TOPICS * 3_000 + 1)), "max_total_bytes", BYTES)
 
 
@@ -411,7 +412,7 @@ def test_streams_are_not_let_in_before_all_gateways_have_said_what_they_hold(sta
                 refused_or_away(
                     Answer(status=status, headers=headers, raw=late.body(headers)), "max_sse_connections", most
                 )
-        server.wait_ready()
+        wait_ready_everywhere(server)
         eventually(lambda: late.ask(asked).status == 429)
         assert_capped(late.ask(asked), "max_sse_connections", most)
     for wire in open_wires:
@@ -437,6 +438,6 @@ def test_sessions_are_not_made_before_all_gateways_have_said_what_they_hold(star
                 answer = late.ask(asked)
                 assert answer.status != 200, "one more than there may be"
                 refused_or_away(answer, "max_watch_sessions", most)
-        server.wait_ready()
+        wait_ready_everywhere(server)
         for wire in (late, early):
             assert_capped(insist(lambda wire=wire: wire.ask(asked)), "max_watch_sessions", most)  # type: ignore[misc]

@@ -25,7 +25,6 @@ from .racing import (
     Racers,
     all_at_once,
     assert_capped,
-    eventually,
     fresh,
     insist,
     kill,
@@ -33,9 +32,10 @@ from .racing import (
     processes,
     split,
     until,
+    wait_ready_everywhere,
     wire_to,
 )
-from .server import Server
+from .server import Server, eventually
 from .sockets import Socket, handshake
 from .wire import Wire, chunked, request
 
@@ -60,7 +60,7 @@ def _serve(factory: pytest.TempPathFactory, name: str, **environ: object) -> Ite
     }
     server = Server(folder / "data", log=folder / "server.log", **given)
     try:
-        server.wait_ready()
+        wait_ready_everywhere(server)
         with Keyed(server.port, "http1", TWO) as api:
             assert api.put(QUIET).status == 201
             assert api.put(QUEUE, type="queue").status == 201
