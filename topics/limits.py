@@ -79,6 +79,7 @@ MAX_HEAD_BYTES = 32 * KIB  # request line and all headers
 MAX_HEADERS = 100
 MAX_URI_BYTES = 8 * KIB
 MAX_PIPELINED = 128  # requests of one connection in flight; beyond that we stop reading from it
+MAX_PIPELINED_ASKS = 16  # of those, requests whose answer may be large
 MAX_CONNECTIONS = 20_000
 HEAD_TIMEOUT_MS = 10_000  # from the first byte of a head to its end
 BODY_TIMEOUT_MS = 30_000  # without any progress of the body

@@ -110,7 +110,7 @@ class Frame:
 
     def _check_ack(self) -> None:
         performance = self["performance"]
-        assert set(performance) == {"server_total_ms", "wal_append_ms", "fsync_ms"}, performance
+        assert set(performance) == {"server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms"}, performance
         assert all(isinstance(value, int | float) and value >= 0 for value in performance.values()), performance
         first, last = self["first_seq"], self["last_seq"]
         assert self["count"] == last - first + 1, self

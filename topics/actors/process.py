@@ -19,6 +19,10 @@ import trio
 from topics.actors.child import GROUP_SIGNALS
 from topics.actors.control import Channel
 
+# Large blocks go back to the system when they are freed. glibc would learn to keep them, and a process that once held
+# large answers for slow clients would hold their memory for good.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(512 * 1024), "MALLOC_TRIM_THRESHOLD_": str(1024 * 1024)}
+
 
 class ProcessSpec(msgspec.Struct, frozen=True):
     """One line of the process table."""
@@ -95,4 +99,4 @@ def _environment() -> dict[str, str]:
     passed_on = {
         name: value for name, value in os.environ.items() if name != "TOPICS_API_KEYS"
     }  # digests come with Boot
-    return {**passed_on, "PYTHONPATH": path}
+    return {**_ALLOCATOR, **passed_on, "PYTHONPATH": path}

@@ -59,6 +59,7 @@ class _Life:
         self.number = 0  # of its route
         self.slot = 0  # the key whose slot it holds
         self.peer: tuple[str, int] | None = None
+        self.target = ""
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
         self._answered = trio.Event()
@@ -180,6 +181,7 @@ class ColdLane:
                 stream,
                 serve_tunnel=self._serve_tunnel,
                 patience_s=self._settings.body_timeout_ms / 1_000,
+                rate=self._settings.min_body_rate,
             )
         except Exception as error:  # one connection's fault is its own
             self.on_fault(error)
@@ -206,7 +208,7 @@ class ColdLane:
             life = current.scope[_LIFE]
             response = await self._answer(life)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
-            self._note(life, response, own, current.scope["method"], current.scope["raw_path"].decode("latin-1"))
+            self._note(life, response, own, current.scope["method"], life.target)
             response.headers += (self._id_header(life, own),)
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
@@ -215,7 +217,17 @@ class ColdLane:
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
-                await app({**scope, _LIFE: life}, receive, send)
+                life.target = _target(scope)
+                life.peer = scope.get("client")
+                # Quart takes targets and hosts apart, and fails on some before it asks us. We read them ourselves.
+                headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+                plain = {
+                    "path": "/",
+                    "raw_path": b"/",
+                    "query_string": b"",
+                    "headers": [(b"host", b"topics"), *headers],
+                }
+                await app({**scope, **plain, _LIFE: life}, receive, send)
 
         return live
 
@@ -307,12 +319,9 @@ class ColdLane:
         return b"".join(parts)
 
     async def _outcome(self, life: _Life) -> Outcome:
-        life.peer = current.scope.get("client")
         body = await self._body()
         life.started_ns = time.perf_counter_ns()
-        target = current.scope["raw_path"].decode("ascii")
-        if query := current.scope["query_string"]:
-            target = f"{target.partition('?')[0]}?{query.decode('ascii')}"
+        target = life.target
         if len(target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         route = self._routes.find(current.scope["method"], target)
@@ -492,6 +501,12 @@ class SocketOutlet(ColdOutlet):
 
     def resume(self) -> None:
         self._tunnel.resume()
+
+
+def _target(scope: dict[str, Any]) -> str:
+    path: str = scope["raw_path"].decode("latin-1").partition("?")[0]
+    query: str = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _header(name: str) -> bytes:

@@ -26,8 +26,11 @@ _NONE: list[Any] = []  # never written to
 
 
 def _queued(fd: int) -> int:
-    """Bytes that the kernel holds for a peer that has not acknowledged them."""
-    return int(_INT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_INT.size)))[0])
+    """Bytes that the kernel holds for a peer that has not acknowledged them; 0 if it can't be asked."""
+    try:
+        return int(_INT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_INT.size)))[0])
+    except OSError:
+        return 0
 
 
 class Exchange(msgspec.Struct, gc=False, eq=False):
@@ -67,7 +70,7 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
                 id=self.id,
                 request_id=self.request_id,
             )
-        connection.held = False
+        connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
 
 
@@ -75,6 +78,7 @@ class Connection:
     """A client's connection; for a stream it is the Outlet."""
 
     __slots__ = (
+        "asks",
         "body_ns",
         "buffer",
         "chunks",
@@ -114,6 +118,7 @@ class Connection:
         self.large: bytearray | None = None  # a large body, so far
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
+        self.asks = 0  # of the exchanges, those that are not plain appends: their answers may be large
         self.out: bytes | memoryview = EMPTY
         self.out_ns = 0  # when the client fell behind with reading ...
         self.out_sent = 0  # ... what the kernel has taken since ...

@@ -6,8 +6,7 @@ Hypercorn keeps the state and takes the turns; these are its internals, so its v
     Server.protocol_send          the idle timeout is a deadline: Hypercorn's is a task, started by whoever ends a
                                   stream, and often cancelled together with that. Bytes once taken from the state
                                   machine are sent, whatever becomes of the task that took them: they may be anybody's
-    Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection, or
-                                  fail before our code sees it
+    Connection._create_stream     CONNECT opens a Tunnel; no head that a client can send may end the connection
     Connection._receive           frames that carry nothing and cost us work are paid for; a head that never ends is cut
     Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
                                   it; priorities, which RFC 9113 gave up, are not kept (too many ended the connection)
@@ -45,7 +44,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway.exchange import error_response
 
 _ASCII = bytes(range(128))
-_LONGEST_AUTHORITY = 255
+_EVENTS = b"text/event-stream"
 _LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
 
 Serve = Callable[["Tunnel"], Awaitable[None]]
@@ -54,16 +53,20 @@ Serve = Callable[["Tunnel"], Awaitable[None]]
 class Server(TCPServer):  # type: ignore[misc]
     """One connection; whoever gives us its socket has seen the preface."""
 
-    def __init__(self, *given: Any, serve_tunnel: Serve, patience_s: float) -> None:
+    def __init__(self, *given: Any, serve_tunnel: Serve, patience_s: float, rate: int) -> None:
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
         self._patience_s = patience_s  # how long a client may take nothing of what waits for it
+        self._rate = rate  # what it must take per second after that
+        self._sends_since: float | None = None  # a send that the socket has not taken
         self._scope = trio.CancelScope()  # around everything that is done for it
 
     async def protocol_send(self, event: Any) -> None:
         if isinstance(event, RawData):
             with trio.CancelScope(shield=True):
+                self._sends_since = self._sends_since or trio.current_time()
                 await super().protocol_send(event)
+                self._sends_since = None
         elif isinstance(event, Updated):
             idle_s = self.config.keep_alive_timeout if event.idle else math.inf
             self._scope.deadline = trio.current_time() + idle_s
@@ -91,14 +94,16 @@ class Server(TCPServer):  # type: ignore[misc]
                     await self.stream.aclose()  # a send is shielded; this ends it
 
     async def _watch_reader(self) -> None:
-        """A client that takes nothing of what waits for it is given up."""
+        """A client that takes nothing of what waits for it, or next to nothing, is given up: the stream, or the
+        connection if it takes no bytes at all. Event streams and tunnels have a patience of their own."""
         while True:
-            await trio.sleep(1)
-            protocol = self.protocol
-            if not any(buffer.buffer for buffer in protocol.stream_buffers.values()):
-                protocol.moved_at = trio.current_time()
-            elif trio.current_time() - protocol.moved_at > self._patience_s:
+            await trio.sleep(min(1.0, self._patience_s / 2))
+            now = trio.current_time()
+            if self._sends_since is not None and now - self._sends_since > self._patience_s:
                 self._scope.cancel()
+            for stream_id, buffer in list(self.protocol.stream_buffers.items()):
+                if buffer.dawdles(now, patience_s=self._patience_s, rate=self._rate):
+                    await self.protocol.give_up(stream_id)
 
 
 class Nuisances:
@@ -129,10 +134,22 @@ class PacedBuffer(StreamBuffer):  # type: ignore[misc]
     def __init__(self, event_class: Any) -> None:
         super().__init__(event_class)
         self.over = trio.Event()  # the end is with the socket, or will never be
+        self.lasts = False  # an event stream or a tunnel: somebody else watches its pace
+        self._since = self._moved = 0.0  # when it began to wait for its client, and when that last took something
+        self._taken = 0
+
+    def dawdles(self, now: float, *, patience_s: float, rate: int) -> bool:
+        if not self.buffer or self.lasts:
+            return False
+        waits = now - self._since
+        return now - self._moved > patience_s or (waits > patience_s and self._taken < rate * waits)
 
     async def push(self, data: bytes) -> None:
         if self._complete:
             raise BufferCompleteError()
+        if not self.buffer:
+            self._since = self._moved = trio.current_time()
+            self._taken = 0
         self.buffer.extend(data)
         await self._is_empty.clear()
         if len(self.buffer) >= BUFFER_HIGH_WATER:
@@ -142,6 +159,9 @@ class PacedBuffer(StreamBuffer):  # type: ignore[misc]
     async def pop(self, max_length: int) -> bytes:
         data = bytes(self.buffer[:max_length])
         del self.buffer[:max_length]
+        if data:
+            self._moved = trio.current_time()
+            self._taken += len(data)
         if len(self.buffer) < BUFFER_LOW_WATER:
             await self._paused.set()
         if not self.buffer:
@@ -162,8 +182,7 @@ class Connection(H2Protocol):  # type: ignore[misc]
     def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
-        self.moved_at = trio.current_time()  # when something last went out
-        self._nuisances = Nuisances(self.moved_at)
+        self._nuisances = Nuisances(trio.current_time())
         self.connection.decoder.max_header_list_size = limits.MAX_HEAD_BYTES
         table = self.connection._frame_dispatch_table
         for kind in (RstStreamFrame, PingFrame, SettingsFrame, PriorityFrame, DataFrame):
@@ -277,6 +296,10 @@ class Connection(H2Protocol):  # type: ignore[misc]
     async def stream_send(self, event: Any) -> None:
         if isinstance(event, StreamClosed) and not self.closed:
             await self._reset_unfinished(event.stream_id)
+        if isinstance(event, Response) and event.stream_id in self.stream_buffers:
+            kinds = [value for name, value in event.headers if name == b"content-type"]
+            tunnel = isinstance(self.streams.get(event.stream_id), Tunnel)
+            self.stream_buffers[event.stream_id].lasts = not kinds or (not tunnel and kinds[0].startswith(_EVENTS))
         await super().stream_send(event)
 
     async def _reset_unfinished(self, stream_id: int) -> None:
@@ -301,12 +324,20 @@ class Connection(H2Protocol):  # type: ignore[misc]
             await self._window_updated(stream_id)  # the sender finds that the stream is gone, and forgets it
         await self._flush()
 
+    async def give_up(self, stream_id: int) -> None:
+        """Its client does not take it."""
+        try:
+            self.connection.reset_stream(stream_id, error_code=ErrorCodes.CANCEL)
+        except ProtocolError:
+            pass  # the client was quicker
+        await self.stream_buffers[stream_id].close()
+        await self._close_stream(stream_id)
+        await self._window_updated(stream_id)  # the sender finds that the stream is gone, and forgets it
+        await self._flush()
+
     async def _send_data(self, stream_id: int) -> None:
         buffer = self.stream_buffers[stream_id]
-        before = len(buffer.buffer)
         await super()._send_data(stream_id)
-        if len(buffer.buffer) < before:
-            self.moved_at = trio.current_time()
         if stream_id not in self.stream_buffers:
             buffer.over.set()
 
@@ -386,11 +417,9 @@ class Tunnel:
 
 
 def _refusal(head: dict[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> Serve | None:
-    """What Quart or Werkzeug would stumble over, or nobody should have to read."""
+    """What nobody should have to read."""
     if len(headers) > limits.MAX_HEADERS:
         error = ApiError("header_too_large", f"more than {limits.MAX_HEADERS} headers")
-    elif len(head.get(b":authority", b"")) > _LONGEST_AUTHORITY:
-        error = invalid("the authority is longer than a host's name can be")
     elif head[b":method"] != b"CONNECT" and not head[b":path"].startswith(b"/"):
         error = invalid("the request target must be a path")
     else:

@@ -39,7 +39,7 @@ from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _RECEIVE_BYTES = 256 * limits.KIB
-_BACKLOG_BYTES = 4 * limits.MIB  # answers a client has not read; more than that and we stop reading from it
+_SEND_BYTES = 1 * limits.MIB  # answers in one send, or waiting to be: those behind them wait where they are
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
 _SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
@@ -105,6 +105,7 @@ class HotLane:
             connection.starting.discard()
         if connection.stream is not None:
             connection.stream.closed()
+            connection.stream = None
         for exchange in connection.exchanges:
             if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
@@ -238,7 +239,7 @@ class HotLane:
         while at < size and not connection.closing and not connection.held:
             head = connection.head
             if head is None:
-                if len(connection.exchanges) >= limits.MAX_PIPELINED or len(connection.out) > _BACKLOG_BYTES:
+                if len(connection.exchanges) >= limits.MAX_PIPELINED or connection.asks >= limits.MAX_PIPELINED_ASKS:
                     self._set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
                 while data[at : at + 2] == b"\r\n":
@@ -373,6 +374,7 @@ class HotLane:
             head.line,
         )
         connection.exchanges.append(exchange)
+        connection.asks += 1
         if not head.keep_alive:
             connection.closing = True
         if head.error is not None:
@@ -480,6 +482,7 @@ class HotLane:
         connection.head = connection.chunks = connection.large = None
         exchange = Exchange(connection, False, False, False, self._calls.new_id(), time.perf_counter_ns(), 0)
         connection.exchanges.append(exchange)
+        connection.asks += 1
         exchange.finish(error_response(error, close=True))
         self._set_interest(connection, connection.interest & ~INPUT)
 
@@ -500,11 +503,13 @@ class HotLane:
             return
         exchanges = connection.exchanges
         parts: list[bytes | memoryview] = [connection.out] if connection.out else []
+        size = len(connection.out)
         last = True
-        while exchanges and exchanges[0].answer is not None:
+        while exchanges and (answer := exchanges[0].answer) is not None and size < _SEND_BYTES:
             exchange = exchanges.popleft()
-            assert exchange.answer is not None
-            parts.append(exchange.answer)
+            parts.append(answer)
+            size += len(answer)
+            connection.asks -= isinstance(exchange, Exchange)
             if exchange.slot and self._slots is not None:
                 self._slots.give(exchange.slot)
             last = exchange.keep_alive
@@ -534,11 +539,13 @@ class HotLane:
                 else:
                     connection.falls_behind(time.monotonic_ns())
                 connection.out = memoryview(data)[sent:]
-        if connection.out:
+        if connection.out or (exchanges and exchanges[0].answer is not None):
             self._set_interest(connection, connection.interest | select.EPOLLOUT)
         elif connection.closing and not exchanges:
             self._finish(connection)
-        elif connection.interest != INPUT and not connection.closing:
+        elif connection.closing or connection.held:
+            self._set_interest(connection, connection.interest & ~select.EPOLLOUT)
+        elif connection.interest != INPUT:
             self._set_interest(connection, INPUT)
             if connection.buffer:
                 self._understand(connection, connection.buffer)
@@ -550,6 +557,7 @@ class HotLane:
                 if exchange.slot:
                     self._slots.give(exchange.slot)
         connection.exchanges.clear()
+        connection.asks = 0
 
     def _start_stream(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
         """Its response's turn has come: the connection is the stream's from here on."""

@@ -48,7 +48,7 @@ async def run(context: Context) -> None:
     gateway = Gateway(context)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # requests make no cycles; what does is rare
+    gc.set_threshold(20_000, 5, 5)  # requests make no cycles; what does is rare
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.cold.run)
         context.ready()
@@ -196,7 +196,8 @@ class Gateway:
 
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
-        if not self._hot.connections and not len(self._streams) and not self._stop_by_ns:
+        calm = self._accepting and not self._hot.connections and not len(self._streams)
+        if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
             return None
         waits = (self._streams.next_due_ns, self._calls.parking.next_due_ns, self._governor.next_tick_ns)
         soonest = min([self._sweep_ns, *(due for due in waits if due is not None)])
@@ -236,8 +237,11 @@ class Gateway:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, or the client is gone already
+            except ConnectionAbortedError:
+                continue  # the client is gone already
+            except OSError as error:  # out of descriptors: the next sweep tries again, or we would turn in circles
                 self._context.log.warning("accept failed", reason=str(error))
+                self._set_accepting(False)
                 return
             self._hot.adopt(sock)
             if len(self._hot.connections) >= limits.MAX_CONNECTIONS:

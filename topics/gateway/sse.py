@@ -142,6 +142,8 @@ class SseStream:
         self._streams.remember(
             self._wid, Remembered(self._epoch, self._encoded, cursors, topic_ids, self._streams.now_ns, self._owner)
         )
+        self._watcher = None  # it knows us as we know it, and would wait for a collection
+        self._index.clear()
 
     def discard(self) -> None:
         """The client left before the stream began: nothing was delivered, so there is nothing to say."""

@@ -8,7 +8,6 @@ don't read are dealt with. If the home dies, it is told again what is open and w
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -70,8 +69,7 @@ class Streams:
         self.works = Works(calls)
         self._open: dict[int, Stream] = {}
         self._sessions: OrderedDict[str, Remembered] = OrderedDict()
-        self._due: list[tuple[int, int, Stream]] = []
-        self._ties = itertools.count()
+        self._due: list[tuple[int, int]] = []  # when, and the number of a stream that may be gone by then
         self.draining = False
 
     def __len__(self) -> int:
@@ -84,7 +82,7 @@ class Streams:
         self._open[stream.number] = stream
 
     def schedule(self, stream: Stream) -> None:
-        heapq.heappush(self._due, (stream.due_ns, next(self._ties), stream))
+        heapq.heappush(self._due, (stream.due_ns, stream.number))
 
     def closed(self, number: int, cursors: list[int] | None, topic_ids: list[int] | None) -> None:
         self._open.pop(number, None)
@@ -157,8 +155,8 @@ class Streams:
         """Heartbeats and pings that are due. A stream that has spoken since is looked at again later."""
         due = self._due
         while due and due[0][0] <= now_ns:
-            stream = heapq.heappop(due)[2]
-            if stream.number in self._open:
+            stream = self._open.get(heapq.heappop(due)[1])
+            if stream is not None:
                 stream.tick(now_ns)
                 self.schedule(stream)
 

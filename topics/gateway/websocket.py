@@ -130,6 +130,9 @@ class Socket:
         if not self._reported:
             self._reported = True
             self._streams.closed(self.number, None, None)
+            # They know us as we know them, and would wait for a collection.
+            self._watcher = None
+            self._protocol.parser.close()
 
     def discard(self) -> None:
         self.closed()
@@ -221,6 +224,8 @@ class Socket:
     def _watch_pace(self) -> None:
         """Read from the client only as fast as it takes its answers."""
         if self._over:
+            return
+        if self._watcher is None:
             return
         full = self.watcher.full
         if full:
