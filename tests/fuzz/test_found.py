@@ -59,6 +59,24 @@ def test_an_event_stream_holds_events_only(stage: Scene, kind: str) -> None:
     check_events(events)
 
 
+@pytest.mark.parametrize("kind", ["plain", "other"])
+def test_an_answer_before_an_event_stream_lets_nothing_in_behind_it(stage: Scene, kind: str) -> None:
+    before = {
+        "plain": request("POST", "/v0/topics/still-1", b'{"records":[{"data":1}]}'),
+        "other": request("GET", "/v0/topics/log"),
+    }[kind]
+    for _ in range(40):
+        opening = request("GET", f"/v0/watch/{stage.open_session()}", headers=("Accept: text/event-stream",))
+        received = b""
+        with Wire(stage.server.port) as wire:
+            wire.send(before + opening + request() * 3)
+            while b"retry: 2000\n\n" not in received:
+                received += wire.sock.recv(1 << 16)
+        replies, events = read_replies(received, clean=False)
+        assert [reply.is_stream for reply in replies] == [False, True]
+        assert events.startswith(b"retry: 2000\n\n")
+
+
 def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
     text = b'{"op":"ping",\r\n\r\n"request_id":"early"}'  # to a reader of heads this would be one
     behind = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text + close_frame(1000)
