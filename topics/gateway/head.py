@@ -55,8 +55,10 @@ class Head(msgspec.Struct, gc=False):
         return self.body_length == _CHUNKED
 
 
-def _refusal(error: ApiError) -> Head:
-    return Head(None, error, 0, False, False, False, False, None, fatal=True)
+def _refusal(error: ApiError, events: _Events | None = None) -> Head:
+    """`events`: what was read of the request before it was refused."""
+    request_id = None if events is None else valid_request_id(events.headers.get(b"x-request-id", []))
+    return Head(None, error, 0, False, False, False, False, None, fatal=True, request_id=request_id)
 
 
 class Heads:
@@ -118,7 +120,10 @@ class Heads:
         try:
             return self._judge(method, events, keep_alive=events.keep_alive and version == "1.1", old=version == "1.0")
         except ApiError as error:
-            return _refusal(error)
+            head = _refusal(error, events)
+            if self._lines:
+                head.line = _line(method, events)
+            return head
 
     def _judge(self, method: str, events: _Events, *, keep_alive: bool, old: bool) -> Head:
         """Framing first: what is wrong with it is fatal. The rest is answered after the body."""
@@ -185,7 +190,7 @@ class Heads:
             key=owner,
             request_id=request_id,
             number=0 if route is None else route.number,
-            line=(method, events.url.partition(b"?")[0].decode("latin-1")) if self._lines else None,
+            line=_line(method, events) if self._lines else None,
         )
 
     def _plain(self, route: Route) -> PlainRoute | None:
@@ -213,6 +218,11 @@ class _Events:
     def on_headers_complete(self) -> None:
         self.complete = True
         self.keep_alive = self.parser.should_keep_alive()  # once the message is complete it no longer knows
+
+
+def _line(method: str, events: _Events) -> tuple[str, str]:
+    """For the access log. What follows the path may hold a secret."""
+    return method, events.url.partition(b"?")[0].decode("latin-1")
 
 
 def _joined(headers: dict[bytes, list[bytes]], *, old: bool) -> dict[bytes, bytes]:

@@ -152,7 +152,8 @@ class HotLane:
             elif connection.head is not None:
                 slow = self._dawdles(now - connection.body_ns, connection.body_bytes)
                 if slow or waited_ms > settings.body_timeout_ms:
-                    self._refuse(connection, ApiError("request_timeout", "the body did not arrive in time"))
+                    error = ApiError("request_timeout", "the body did not arrive in time")
+                    self._refuse(connection, error, connection.head)
             elif connection.buffer:
                 if waited_ms > settings.head_timeout_ms:
                     self._refuse(connection, ApiError("request_timeout", "the request head did not arrive in time"))
@@ -258,7 +259,7 @@ class HotLane:
                             return
                         break
                     assert head.error is not None
-                    self._refuse(connection, head.error)
+                    self._refuse(connection, head.error, head)
                     return
                 at = end
                 length = head.body_length
@@ -279,7 +280,7 @@ class HotLane:
                 try:
                     at, complete = connection.chunks.feed(data, at)
                 except ApiError as error:
-                    self._refuse(connection, error)
+                    self._refuse(connection, error, head)
                     return
                 if not complete:
                     break
@@ -306,7 +307,7 @@ class HotLane:
         connection.head = head
         connection.body_ns = connection.progress_ns
         if head.error is not None and head.expect:
-            self._refuse(connection, head.error)  # the client asked before it sends, and the answer is no
+            self._refuse(connection, head.error, head)  # the client asked before it sends, and the answer is no
             return False
         if head.expect:
             connection.owes_continue = True  # sent when the answers before it are out
@@ -475,12 +476,14 @@ class HotLane:
                 key=exchange.slot,
             )
 
-    def _refuse(self, connection: Connection, error: ApiError) -> None:
+    def _refuse(self, connection: Connection, error: ApiError, head: Head | None = None) -> None:
         """Answer and close: after this nothing the client sent is looked at."""
         connection.closing = True
         connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
         exchange = Exchange(connection, False, False, False, self._calls.new_id(), time.perf_counter_ns(), 0)
+        if head is not None:
+            exchange.request_id, exchange.line, exchange.number = head.request_id, head.line, head.number
         connection.exchanges.append(exchange)
         connection.asks += 1
         exchange.finish(error_response(error, close=True))

@@ -208,7 +208,7 @@ class Gateway:
         governor.round(self._idle.round_us)
         if governor.tick(now_ns):
             self._context.row.words[Word.PRESSURE] = governor.level
-            self._context.log.info("pressure", level=governor.level.name.lower(), pressure=round(governor.pressure, 2))
+            self._context.log.info("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
         pressure.look()
         self._calls.release(now_ns)
 

@@ -1,9 +1,10 @@
 """Whose turn it is to be sent what it has waited for: bands of priority, served by deficit round-robin. Pure.
 
-A band spans 250 points of effective priority; what waits climbs by 100 points a second, to 1,000 at most. A turn goes
-through the bands from the highest to the lowest, and gives each a share of bytes that grows with its height: higher
-ones come first and get more, and the lowest still gets its share of every turn. Within a band everyone is served in
-turns. What exceeded its share is taken from the next.
+A band spans 250 points of effective priority; what waits climbs by 100 points a second, to 1,000 at most. In a turn
+each band has a share of bytes that grows with its height. The highest band with something left of its share comes
+first; when all who wait have used up theirs, the next turn begins. So higher bands come first and get more, and the
+lowest still gets its share of every turn, however long a turn takes. Within a band everyone is served in turns. What
+exceeded its share is taken from the next.
 
 Under pressure the lower bands can be left out for a while (`floor`); what has waited for as long as waiting counts is
 served all the same.
@@ -11,6 +12,7 @@ served all the same.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
@@ -24,8 +26,6 @@ QUANTUM = 32 * 1024  # bytes of a turn for the lowest band; the others get as ma
 AGE_TICK_MS = 50
 DEFERRED = (250 - LOWEST) // WIDTH  # bands below this one may be left out: nobody reads these, or they are set low
 
-_ENOUGH = 2**62
-
 T = TypeVar("T", bound=Hashable)
 
 
@@ -38,7 +38,7 @@ def band_of(priority: int, *, waited_ms: int = 0) -> int:
 class Bands(Generic[T]):
     def __init__(self) -> None:
         self._bands: list[dict[T, None]] = [{} for _ in range(COUNT)]
-        self._deficit = [0] * COUNT
+        self._share = [0] * COUNT  # what is left of each band's share of this turn; a debt if it took too much
         self._waiting: dict[T, tuple[int, int]] = {}  # its band, and since when
         self._aged_ms = 0
 
@@ -91,25 +91,26 @@ class Bands(Generic[T]):
     ) -> None:
         """Push to whoever is ready, in turns, until nobody is. `push` returns the bytes it took; who is still behind
         after its push waits for its next turn."""
-        while self._waiting:
-            turns = [(at, turn) for at in range(TOP, floor - 1, -1) if (turn := self._turn(at, ready))]
-            if not turns:
-                return
-            for at, turn in turns:
-                # A band that is alone need not leave anything for others.
-                self._deficit[at] = self._deficit[at] + QUANTUM * (at + 1) if len(turns) > 1 else _ENOUGH
-                for item in turn:
-                    if self._deficit[at] <= 0:
-                        break
-                    if item in self._waiting and ready(item):
-                        self._deficit[at] -= push(item)
-                        self.discard(item)
-                        if behind(item):
-                            self._put(item, band_of(priority(item)), now_ms)
-                self._deficit[at] = min(self._deficit[at], 0)
-
-    def _turn(self, at: int, ready: Callable[[T], bool]) -> list[T]:
-        turn = [item for item in self._bands[at] if ready(item)] if self._bands[at] else []
-        if not turn:
-            self._deficit[at] = 0
-        return turn
+        lines = {at: deque(filter(ready, self._bands[at])) for at in range(TOP, floor - 1, -1) if self._bands[at]}
+        while lines := {at: line for at, line in sorted(lines.items(), reverse=True) if line}:
+            if all(self._share[at] <= 0 for at in lines):
+                lines = {at: deque(filter(ready, line)) for at, line in lines.items()}
+                if not any(lines.values()):
+                    return  # this turn goes on when somebody is ready
+                self._share = [min(left, 0) + QUANTUM * (at + 1) for at, left in enumerate(self._share)]
+            alone = len(lines) == 1  # need not leave anything for others
+            for at, line in list(lines.items()):
+                while line and (alone or self._share[at] > 0):
+                    item = line.popleft()
+                    if item not in self._waiting or not ready(item):
+                        continue
+                    taken = push(item)
+                    if not alone:
+                        self._share[at] -= taken
+                    self.discard(item)
+                    if behind(item):
+                        band = band_of(priority(item))
+                        self._put(item, band, now_ms)
+                        if band >= floor:
+                            alone = alone and band == at
+                            lines.setdefault(band, deque()).append(item)

@@ -250,7 +250,7 @@ class Shard:
         words[Word.PRESSURE] = governor.level
         if changed:
             log = self._context.log.warning if governor.level is Level.REFUSE else self._context.log.info
-            log("pressure", level=governor.level.name.lower(), pressure=round(governor.pressure, 2))
+            log("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
 
     def _round(self, now_ns: int) -> bool:
         engine = self._engine
