@@ -100,8 +100,10 @@ class Context:
         """At the debug level: every message, under the id of the request that it belongs to."""
         for message in taken:
             _, correlation = messages.unpack_correlation(message)
-            op = messages.Op(message[0]).name.lower()
-            self.log.debug("taken", id=self.id_of(link.peer, correlation), op=op, bytes=len(message))
+            fields = {"op": messages.Op(message[0]).name.lower(), "bytes": len(message)}
+            if (requests := messages.requests_in(message)) > 1:
+                fields["requests"] = requests  # with consecutive ids
+            self.log.debug("taken", id=self.id_of(link.peer, correlation), **fields)
 
     def id_of(self, peer: str, correlation: int) -> str:
         """What a question of another process is called in logs; of a gateway's: as its client knows it."""

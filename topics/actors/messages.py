@@ -859,6 +859,11 @@ def unpack_appended(message: bytes) -> tuple[int, int, int, bool, bool, int, int
     return _APPENDED.unpack_from(message, 24)
 
 
+def requests_in(message: bytes) -> int:
+    """How many requests one message is, under consecutive correlations."""
+    return int(_HEAD_LEN.unpack_from(message)[0]) if message[0] == Op.APPEND_PLAIN else 1
+
+
 def pack_plain(correlation: int, deadline_ms: int, topic: bytes, size: int, counts: list[int], body: bytes) -> bytes:
     """One or more plain appends to a topic as one batch; their correlations follow each other, counts are records."""
     requests = len(counts)

@@ -46,6 +46,7 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     slot: int = 0  # the key whose slot it holds
     request_id: bytes | None = None
     line: tuple[str, str] | None = None
+    holds: bool = False  # it may become a stream: what follows it waits
     answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
@@ -70,7 +71,8 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
                 id=self.id,
                 request_id=self.request_id,
             )
-        connection.held = value.stream is not None  # what follows a stream's head is the stream's
+        if self.holds:
+            connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
 
 

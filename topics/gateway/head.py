@@ -221,8 +221,10 @@ class _Events:
 
 
 def _line(method: str, events: _Events) -> tuple[str, str]:
-    """For the access log. What follows the path may hold a secret."""
-    return method, events.url.partition(b"?")[0].decode("latin-1")
+    """For the access log: the path alone. What stands around it may hold a secret."""
+    url = events.url.partition(b"?")[0].partition(b"#")[0].decode("latin-1")
+    _, scheme, rest = url.partition("://")
+    return method, "/" + rest.partition("/")[2] if scheme and not url.startswith("/") else url
 
 
 def _joined(headers: dict[bytes, list[bytes]], *, old: bool) -> dict[bytes, bytes]:

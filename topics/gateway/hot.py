@@ -396,7 +396,7 @@ class HotLane:
                 request.headers = head.headers
             if route.streams:
                 outcome = route.handler(request)
-                connection.held = True
+                connection.held = exchange.holds = True
                 self._set_interest(connection, connection.interest & ~INPUT)
                 self._calls.submit(outcome, exchange, exchange.id)
                 return

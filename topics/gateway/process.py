@@ -60,7 +60,9 @@ class Gateway:
     def __init__(self, context: Context) -> None:
         settings = context.settings
         self._context = context
-        self._governor = Governor(lag_ms=settings.pressure_lag_ms, commit_ms=settings.pressure_commit_ms)
+        self._governor = Governor(
+            lag_ms=settings.pressure_lag_ms, commit_ms=settings.pressure_commit_ms, on=settings.elastic
+        )
         pressure = Pressure()
         if settings.elastic:
             rows = [context.board.row(f"shard-{shard}") for shard in range(context.shards)]

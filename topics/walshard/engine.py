@@ -62,6 +62,7 @@ class Engine:
         clock: Clock,
         quota: Quota | None = None,
         space: FreeSpace | None = None,
+        restarted: bool = False,
         entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(8), "little"),
     ) -> None:
         self.settings = settings
@@ -79,7 +80,7 @@ class Engine:
         )
         self.polls = LongPolls(self.cache)
         self.tails = Tails(topics=topics, cache=self.cache, refresh=self.refresh, now_ms=clock.now_ms)
-        self.sessions = Sessions(settings)
+        self.sessions = Sessions(settings, restarted=restarted)
         self.copies = Copies()
         self.pipes = Pipes(
             topics=topics,

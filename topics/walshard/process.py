@@ -122,6 +122,7 @@ class Shard:
             clock=clock,
             quota=Quota(settings, context.row, self._other_shards()),
             space=FreeSpace(settings.data_dir, mark=settings.min_free_bytes),
+            restarted=context.row[Word.GENERATION] > 1,
         )
         self._engine.on_fault = self._fault
         self._engine.dropped = recovered.dropped

@@ -72,9 +72,14 @@ class _Session:
 
 class Sessions:
     def __init__(
-        self, settings: Settings, *, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
+        self,
+        settings: Settings,
+        *,
+        now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        restarted: bool = False,
     ) -> None:
         self._settings = settings
+        self._restarted = restarted  # gateways may hold what a process before this one has granted
         self._now_ms = now_ms
         self._sessions: dict[str, _Session] = {}
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest idle first
@@ -107,6 +112,8 @@ class Sessions:
     def _create(self, request: messages.CreateSession, gateway: Gateway, correlation: int) -> bytes:
         self._forget_expired()
         most = self._settings.max_watch_sessions
+        if most:
+            self._check_counts()
         if most and len(self._sessions) >= most:
             raise throttled_by("max_watch_sessions", most, "close watch sessions, or wait until idle ones expire")
         session = _Session(
@@ -122,7 +129,7 @@ class Sessions:
         if request.wid is not None:
             session = self._sessions.get(request.wid)
             if (session is None or session.restored) and self._may_come():
-                raise ApiError("shard_unavailable", "sessions are being restored after a restart", retry_after_s=1)
+                raise being_restored()
             if session is not None and session.restored and len(self._restored) < self._settings.gateways:
                 session.stale = True  # not all have said what they know, and we have waited long enough
             if session is None:
@@ -135,6 +142,8 @@ class Sessions:
             if len(session.waiting) == 1:
                 self._take(session)
             return None
+        if most or self._settings.max_sse_connections_per_key:
+            self._check_counts()
         if most and len(self._streams) >= most:
             raise throttled_by("max_sse_connections", most, "close streams that are not needed")
         of_key = self._settings.max_sse_connections_per_key
@@ -159,6 +168,11 @@ class Sessions:
             else:
                 session.stale = session.begun_stale  # it never got to its client
             self._released(session)
+
+    def _check_counts(self) -> None:
+        """What is open is not known before all gateways have said what they hold."""
+        if self._restarted and self._may_come():
+            raise being_restored()
 
     def _may_come(self) -> bool:
         """Whether a gateway has still to say what it knows; one that is away has nothing to say."""
@@ -273,3 +287,7 @@ class Sessions:
                 return
             del self._idle[session.wid]
             del self._sessions[session.wid]
+
+
+def being_restored() -> ApiError:
+    return ApiError("shard_unavailable", "sessions are being restored after a restart", retry_after_s=1)
