@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-WIDTH = 48  # connections at the same time
+WIDTH = 120  # connections at the same time
 DEADLINE_S = 12.0  # for a case, from its first byte: more than all the patience of the server together
 
 # How the client leaves: it ends its side and listens, it listens until the server has had enough, it resets the

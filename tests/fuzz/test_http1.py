@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 FAMILY = "http1"
 CASES = cases_of(FAMILY)
-BATCH = 250
+BATCH = 500
 WARM_UP = 0.3  # of all cases
 
 
