@@ -1,4 +1,4 @@
-"""The governor: every level times every signal, one step at a time up, a hold on the way down. The clock is a number."""
+"""The governor: every level by every signal, one step at a time up, a hold on the way down. The clock is a number."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_starts_calm(play: Play) -> None:
 @pytest.mark.parametrize("start", list(Level))
 @pytest.mark.parametrize("wanted", list(Level))
 def test_every_level_by_every_signal(signal: str, start: Level, wanted: Level) -> None:
-    """From each level, pressure of each: one step towards it per tick up, one step per hold down, and there it stays."""
+    """From each level, pressure of each: one step towards it per tick up, one per hold down, and there it stays."""
     feed = SIGNALS[signal]
     play = Play().climb(start)
     levels = [start]
