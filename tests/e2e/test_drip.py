@@ -58,7 +58,7 @@ class Kind(NamedTuple):
     drop: bytes  # and again and again
     reads: bool
     patience_s: float  # how long the server is expected to bear it
-    answer: bytes  # what it says then begins with this
+    answer: bytes  # what it says begins with this
 
 
 LARGE_ANSWERS = 6  # of a MiB each: more than the kernel takes for a client that does not read
@@ -87,8 +87,8 @@ KINDS: dict[str, Kind] = {
         BODY_S,
         b"HTTP/1.1 408 ",
     ),
-    "small answers": Kind(200, request(), b"", False, IDLE_S, b""),
-    "large answers": Kind(40, BULKY_DIFF * LARGE_ANSWERS, b"", False, BODY_S, b""),
+    "small answers": Kind(200, request(), b"", False, IDLE_S, b"HTTP/1.1 200 "),
+    "large answers": Kind(20, BULKY_DIFF * LARGE_ANSWERS, b"", False, BODY_S, b"HTTP/1.1 200 "),
     "silent, HTTP/2": Kind(100, PREFACE, b"", True, IDLE_S, b""),
     "bodies, HTTP/2": Kind(50, PREFACE + HEAD2, DATA2, True, BODY_S, b""),
 }
@@ -241,11 +241,21 @@ class Siege:
 
     def _end(self, dripper: Dripper, *, by_server: bool) -> None:
         del self._drippers[dripper.fd]
+        if not dripper.kind.reads:
+            dripper.said = self._unread(dripper)
         lived_s = time.monotonic() - dripper.connected_at if dripper.connected_at else 0.0
         self.endings.append(Ending(dripper.name, lived_s, dripper.said[:500], by_server))
         dripper.sock.close()
         if not self._lifted:
             self.open(dripper.name)
+
+    @staticmethod
+    def _unread(dripper: Dripper) -> bytes:
+        """The beginning of what it could have read."""
+        try:
+            return dripper.sock.recv(500)
+        except OSError:
+            return b""
 
 
 def besiege(port: int, parent: Connection) -> None:
@@ -263,24 +273,36 @@ class Latency(NamedTuple):
     p99_s: float
 
 
-def latency(server: Server, lane: Lane, samples: int) -> Latency:
-    """Of an append on a fresh connection, its opening included."""
+def latency(server: Server, lane: Lane) -> list[Latency]:
+    """Of appends on fresh connections, their opening included; in rounds, because the machine has other work too."""
     topic = unique("others")
-    spent = []
-    for _ in range(samples):
-        started = time.perf_counter()
-        if lane == "http1":
-            with Wire(server.port) as wire:
-                assert wire.ask(append_request(topic)).status in (200, 201)
-        else:
-            with Client(server.port, "http2") as client:
-                assert client.append(topic, 1).status in (200, 201)
-        spent.append(time.perf_counter() - started)
-        time.sleep(0.003)
-    return Latency(statistics.median(spent), sorted(spent)[int(len(spent) * 0.99)])
+    rounds = []
+    for _ in range(ROUNDS):
+        spent = []
+        for _ in range(SAMPLES[lane]):
+            started = time.perf_counter()
+            if lane == "http1":
+                with Wire(server.port) as wire:
+                    assert wire.ask(append_request(topic)).status in (200, 201)
+            else:
+                with Client(server.port, "http2") as client:
+                    assert client.append(topic, 1).status in (200, 201)
+            spent.append(time.perf_counter() - started)
+            time.sleep(0.003)
+        rounds.append(Latency(statistics.median(spent), sorted(spent)[int(len(spent) * 0.99)]))
+    return rounds
 
 
-SAMPLES: dict[Lane, int] = {"http1": 500, "http2": 200}
+def best(rounds: list[Latency]) -> Latency:
+    return Latency(min(each.median_s for each in rounds), min(each.p99_s for each in rounds))
+
+
+def worst(rounds: list[Latency]) -> Latency:
+    return Latency(max(each.median_s for each in rounds), max(each.p99_s for each in rounds))
+
+
+ROUNDS = 3
+SAMPLES: dict[Lane, int] = {"http1": 200, "http2": 100}
 
 
 def rss_bytes(server: Server) -> int:
@@ -296,7 +318,7 @@ class Story:
             client.put(topic)
             stream = watching.follow(topic).wait_caught_up(topic)
             client.close()
-            self.before = {lane: latency(server, lane, SAMPLES[lane]) for lane in LANES}
+            self.before = {lane: latency(server, lane) for lane in LANES}
             self.rss_before = rss_bytes(server)
             self.sockets_before = server.sockets_of("gateway-0")
             self.pids_before = server.pids()
@@ -307,11 +329,13 @@ class Story:
             try:
                 self.held = [self._hear(ours, 40)]
                 self.sockets_during = server.sockets_of("gateway-0")
-                self.during = {lane: latency(server, lane, SAMPLES[lane]) for lane in LANES}
-                started = time.monotonic()
-                client.append(topic, "news")
-                assert stream.wait_records(topic, 1) == ["news"]
-                self.watcher_s = time.monotonic() - started
+                self.during = {lane: latency(server, lane) for lane in LANES}
+                self.watcher_s = []
+                for number in range(1, 6):
+                    started = time.monotonic()
+                    client.append(topic, number)
+                    stream.wait_records(topic, number)
+                    self.watcher_s.append(time.monotonic() - started)
                 client.close()
                 self.rss_during = rss_bytes(server)
                 ours.send("that is all")
@@ -322,11 +346,11 @@ class Story:
                 child.kill()
             # What the kernel tries on nobody's behalf is not the gateway's.
             self.left = self._wait_left(server)
-            self.after = {lane: latency(server, lane, SAMPLES[lane]) for lane in LANES}
+            self.after = {lane: latency(server, lane) for lane in LANES}
             self.rss_after = rss_bytes(server)
             self.pids_after = server.pids()
-            client.append(topic, "more news")
-            self.watched = stream.wait_records(topic, 2)
+            client.append(topic, 6)
+            self.watched = stream.wait_records(topic, 6)
 
     @staticmethod
     def _hear(ours: Connection, within_s: float) -> Any:
@@ -378,20 +402,23 @@ def test_the_siege_lasted(story: Story) -> None:
 
 @pytest.mark.parametrize("lane", LANES)
 def test_others_keep_their_latency(story: Story, lane: Lane) -> None:
-    """Within a generous factor: the machine has to serve the besiegers too, and they run on it."""
-    assert story.during[lane].median_s < 5 * story.before[lane].median_s + 0.01
-    assert story.during[lane].p99_s < 5 * story.before[lane].p99_s + 0.5
+    """Within a generous factor: the machine has to serve the besiegers too, and they run on it. What they do to the
+    gateway they would do in every round."""
+    before, during = worst(story.before[lane]), best(story.during[lane])
+    assert during.median_s < 5 * before.median_s + 0.01
+    assert during.p99_s < 5 * before.p99_s + 0.25
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_and_have_it_back_afterwards(story: Story, lane: Lane) -> None:
-    assert story.after[lane].median_s < 3 * story.before[lane].median_s + 0.005
-    assert story.after[lane].p99_s < 3 * story.before[lane].p99_s + 0.2
+    before, after = worst(story.before[lane]), best(story.after[lane])
+    assert after.median_s < 2 * before.median_s + 0.002
+    assert after.p99_s < 3 * before.p99_s + 0.2
 
 
 def test_a_watcher_notices_nothing(story: Story) -> None:
-    assert story.watcher_s < 1
-    assert story.watched == ["news", "more news"]
+    assert statistics.median(story.watcher_s) < 1
+    assert story.watched == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -405,7 +432,7 @@ def test_each_is_closed_in_time(story: Story, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.answer])
-def test_each_is_told_why(story: Story, name: str) -> None:
+def test_each_is_answered(story: Story, name: str) -> None:
     said = [ending.said for ending in story.of(name)]
     assert [each for each in said if not each.startswith(KINDS[name].answer)] == []
 
