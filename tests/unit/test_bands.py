@@ -495,7 +495,7 @@ def test_a_flood_of_high_ones_does_not_starve_the_lowest() -> None:
     stage = Stage()
     for number in range(20):
         stage.wants(f"h{number}", HIGHEST, piece=256 * KIB)
-    stage.wants("low", -1_000, piece=KIB)
+    stage.wants("low", -1_000, piece=256 * KIB)
     longest = drive(stage, until_ms=60_000, budget=lambda: 1)  # one push a round: never enough for a whole turn
     assert stage.pushed.count("low") >= 4
     assert longest <= AGE_CAP_MS + 21 * 50 + AGE_TICK_MS
