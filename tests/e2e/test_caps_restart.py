@@ -36,6 +36,7 @@ from .racing import (
     wait_ready_everywhere,
     wire_to,
 )
+from .routing import put_router
 from .server import Server, eventually
 from .wire import Wire, request
 
@@ -227,6 +228,42 @@ def test_a_shard_that_dies_in_a_race_for_bytes_leaves_nothing_behind(start: Star
                 insist(lambda topic=topic: api.delete(topic, before_seq=10**9))  # type: ignore[misc]
 
 
+def test_copies_that_are_made_again_have_their_room(start: Start) -> None:
+    """They are in memory for a while, and lost with their shard. Nobody else gets the room that they need to come back:
+    otherwise their topic would stay shut until somebody makes room."""
+    server = start()
+    source, dest, other = (fresh_on(shard, SHARDS) for shard in range(SHARDS))
+    with server.client() as api, wire_to(server, "gateway-0") as wire:
+        put_router(api, "router", source, dest)
+        api.put(other)
+        for number in range(1, 6):
+            assert api.append(source, text(3_000)).status == 200
+            eventually(lambda number=number: api.state(dest)["count"] == number)  # type: ignore[misc]
+        assert live_bytes(api) == BYTES
+        pid = server.pid_of("shard-1")
+        kill(server, "shard-1")
+        written = 0
+        back = False
+        for _ in until(20):
+            back = server.pid_of("shard-1") != pid and _is_ready(server) and _says_ready(server)
+            if back:
+                break
+            answer = wire.ask(append_request(other, text(1_000)))
+            if answer.status == 200:
+                written += 1
+            else:
+                refused_or_away(answer, "max_total_bytes", BYTES)
+        assert back, f"not ready again: {written} times 1000 bytes were written where there was no room"
+        assert not written
+        assert insist(lambda: api.state(dest))["count"] == 5
+        assert live_bytes(api) == BYTES
+
+
+def _says_ready(server: Server) -> bool:
+    with server.client() as api:
+        return api.get("/v0/ready").status == 200
+
+
 def test_a_gateway_that_dies_in_a_race_leaves_nothing_behind(start: Start) -> None:
     """What it had asked for may have been done, but no place is lost with it."""
     server = start()
@@ -294,6 +331,43 @@ def test_nothing_is_made_before_all_shards_have_said_what_they_hold(start: Start
         api.drop(holds[0])
         assert api.put(fresh_on(other, SHARDS)).status == 201
         assert_capped(api.put(fresh_on(other, SHARDS)), "max_topics", TOPICS)
+
+
+def test_a_shard_that_dies_before_it_has_said_what_it_holds_still_makes_others_wait(start: Start) -> None:
+    """Killed while it recovers, at the start of the server; between its two lives nobody knows what it holds."""
+    server = start()
+    holds = [fresh_on(1, SHARDS) for _ in range(TOPICS)]
+    with server.client() as api:
+        for name in holds:
+            assert api.append(name, text(3_000)).status == 201
+    server.kill()
+    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=5_000)
+    pid = again.pid_of("shard-1")
+    os.kill(pid, signal.SIGSTOP)
+    with wire_to_whoever_is_there(again) as wire:
+        for _ in range(2):
+            assert {line.name: line.state for line in again.ps().processes}["shard-1"] != "ready", "it was too quick"
+            os.kill(pid, signal.SIGKILL)
+            before = pid
+            while (pid := again.pids().get("shard-1", before)) == before:
+                for raw in (put_request(fresh_on(0, SHARDS)), append_request(fresh_on(2, SHARDS), text(3_001))):
+                    answer = wire.ask(raw)
+                    assert answer.status == 503, answer
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGCONT)
+        while not _is_ready(again):
+            refused_or_away(wire.ask(put_request(fresh_on(0, SHARDS))), "max_topics", TOPICS)
+    wait_ready_everywhere(again)
+    with again.client() as api:
+        assert names(api) == set(holds)
+        assert_capped(api.put(fresh_on(0, SHARDS)), "max_topics", TOPICS)
+
+
+def wire_to_whoever_is_there(server: Server) -> Wire:
+    """While a server starts; the gateway that answers may stay the only one for a while."""
+    wire = Wire(server.port)
+    wire.ask(request("GET", "/v0/health"))
+    return wire
 
 
 def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_they_hold(start: Start) -> None:

@@ -31,6 +31,7 @@ from .racing import (
     kill_and_wait,
     processes,
     split,
+    still,
     until,
     wait_ready_everywhere,
     wire_to,
@@ -330,6 +331,9 @@ def test_every_kind_of_request_gives_its_place_back(counted: Server) -> None:
         request("POST", "/v0/watch", b'{"topics":{"absent":{}}}', headers=key),
         request("POST", f"/v0/topics/{QUIET}/claim", b'{"node":"w"}', headers=key),
         request("PUT", "/v0/topics/in", b"{}", headers=(key_line(READER),)),
+        request("PUT", "/v0/topics/in", b"{}", headers=(key_line(OUTSIDER),)),
+        request("POST", f"/v0/topics/{QUIET}", b"no gzip", headers=(*key, "Content-Encoding: gzip")),
+        request("POST", f"/v0/topics/{QUIET}/diff", b'{"from_seq":"x"}', headers=key),
     ]
     with Wire(counted.port) as wire:
         for raw in [*bad, *_requests_of_all_kinds()]:
@@ -618,7 +622,7 @@ def test_storms_of_clients_that_give_up_leave_nothing_behind(triple: Server) -> 
 @pytest.fixture(scope="module")
 def hardy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Its processes may be killed."""
-    yield from _serve(tmp_path_factory, "hardy", TOPICS_GATEWAYS=3)
+    yield from _serve(tmp_path_factory, "hardy", TOPICS_GATEWAYS=3, TOPICS_CALL_TIMEOUT_MS=1_500)
 
 
 def test_the_places_of_a_dead_gateway_come_back_and_no_others(hardy: Server) -> None:
@@ -679,6 +683,28 @@ def test_the_places_of_requests_to_a_dead_shard_come_back(hardy: Server) -> None
             while holding.held:
                 holding.release(holding.held[0])
         assert_all_free(hardy)
+
+
+def test_requests_that_a_shard_does_not_answer_give_their_places_back(hardy: Server) -> None:
+    """The gateway gives them up after a while, and says so."""
+    asked = request("GET", f"/v0/topics/{QUIET}", headers=(key_line(),))
+    with ExitStack() as stack:
+        gateways = processes(hardy, "gateway")
+        wires = [stack.enter_context(wire_to(hardy, gateways[at % 3])) for at in range(MOST)]
+        late = stack.enter_context(wire_to(hardy, gateways[0]))
+        with still(hardy, processes(hardy, "shard")):
+            for wire in wires:
+                wire.send(asked)
+            for name in gateways:
+                with wire_to(hardy, name):
+                    pass  # it has answered something that came later
+            assert_refused(late.ask(asked))
+            for wire in wires:
+                assert wire.answer().status == 503
+            late.send(asked)
+            late.assert_silent(0.1)  # it has a place
+        late.answer()
+    assert_all_free(hardy)
 
 
 # --- streams -------------------------------------------------------------------------------------------
