@@ -71,8 +71,10 @@ ENDPOINTS = (
             ("wait_ms", 0),
         ),
     ),
+    Endpoint("POST", "/v0/topics/{t}/diff", (("from_seq", 0), ("limit", 5), ("node", "n1"), ("include_tags", True))),
     Endpoint("POST", "/v0/topics/{t}/delete", (("before_seq", 1), ("match", ["tag", "Glob", "a:*"]))),
     Endpoint("POST", "/v0/topics/jobs/claim", (("node", "w"), ("max", 2), ("lease_ms", 100))),
+    Endpoint("POST", "/v0/topics/jobs/claim", (("node", "w"), ("max", 50), ("lease_ms", 100))),
     Endpoint("POST", "/v0/topics/jobs/ack", (("node", "w"), ("seqs", [1, 2]), ("lease_ids", ["lease_1", "lease_2"]))),
     Endpoint(
         "POST", "/v0/topics/jobs/nack", (("node", "w"), ("seqs", [1]), ("lease_ids", ["lease_1"]), ("delay_ms", 0))
@@ -448,7 +450,7 @@ def hostile_query(dice: Random, endpoint: Endpoint) -> str:
     return text if len(text) < 8_000 else ""  # a longer target ends the connection, which is tried elsewhere
 
 
-_NAMES = ("log", "jobs", "absent", "body-1", "body-2", "body-3")
+_NAMES = ("log", "log", "jobs", "jobs", "absent", "body-1", "body-2", "put-1", "put-2")
 
 
 def hostile_request(dice: Random) -> tuple[str, str, bytes | None]:

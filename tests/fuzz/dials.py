@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 
-DEFAULT_CASES = 12_000
+DEFAULT_CASES = 16_000
 CASES = int(os.environ.get("TOPICS_FUZZ_CASES") or DEFAULT_CASES)
 SEED = int(os.environ.get("TOPICS_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
 

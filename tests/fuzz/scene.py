@@ -108,8 +108,9 @@ class Findings:
 
 
 class Scene:
-    def __init__(self, server: Server, family: str, *, key: str | None = None) -> None:
+    def __init__(self, server: Server, family: str, *, key: str | None = None, **environ: object) -> None:
         self.server = server
+        self._environ = environ
         self.findings = Findings(family, server.log.parent)
         self.player = Player(server.port)
         self.bearer = () if key is None else (f"Authorization: Bearer {key}",)
@@ -132,14 +133,17 @@ class Scene:
             return wire.ask(request(method, path, content, headers=self.bearer))
 
     def furnish(self) -> None:
-        """What hostile requests find: a log with records, a queue with jobs, a full topic, a router."""
+        """What hostile requests find: a log with records, a queue with jobs, a full topic, routers of both kinds."""
         self.ask("PUT", "/v0/topics/log", {"cap_records": 50})
-        self.ask("PUT", "/v0/topics/jobs", {"type": "queue", "cap_records": 50, "lease_ms": 100})
+        queue = {"type": "queue", "cap_records": 50, "lease_ms": 100, "max_deliveries": 3, "dead_letter": "dead"}
+        self.ask("PUT", "/v0/topics/jobs", queue)
+        self.ask("PUT", "/v0/topics/dead", {"cap_records": 50})
         self.ask("PUT", "/v0/topics/full", {"cap_records": 2, "discard": "reject"})
         records = [{"data": {"n": 1}, "tag": "a:1", "node": "n1", "meta": {"k": "v"}}, {"data": [1, "é", None]}]
         for topic in ("log", "jobs"):
             self.ask("POST", f"/v0/topics/{topic}", {"records": records})
         self.ask("PUT", "/v0/routers/log->copy", {"source": "log", "dest": "copy"})
+        self.ask("PUT", "/v0/routers/log->once", {"source": "log", "dest": "once", "guarantee": "exactly_once"})
 
     def open_session(self) -> str:
         answer = self.ask("POST", "/v0/watch", {"topics": {"log": {"from_seq": 0}}})
@@ -225,6 +229,7 @@ class Scene:
         self.check_alive()
         self.findings.say()
         self._check_honest()
+        self._check_everybody_works()
         self._check_metrics()
         eventually(
             lambda: self._count_descriptors() <= self._descriptors,
@@ -235,6 +240,21 @@ class Scene:
         eventually(self._is_idle, within_s=SETTLE_S, what="nobody busy without clients")
         if self._memory:
             self._check_memory()
+
+    def come_again(self) -> None:
+        """All that hostile requests left behind is read again by a new life of the server, which has the honest records
+        as the old one had them."""
+        assert self.server.stop() == 0, self.server.output()[-2_000:]
+        log = self.server.log.with_name("again.log")
+        self.server = Server(self.server.data_dir, log=log, **self._environ)
+        try:
+            self.server.wait_ready()
+            self._lives = {line.name: (line.pid, line.restarts) for line in self.server.ps().processes}
+            self._log_read = 0
+            self.check_alive()
+            self._check_honest()
+        finally:
+            self.server.close()
 
     def _check_honest(self) -> None:
         found: dict[int, Any] = {}
@@ -249,6 +269,26 @@ class Scene:
                 break
         assert list(found) == list(range(1, len(self.honest) + 1))
         assert found == self.honest
+
+    def _check_everybody_works(self) -> None:
+        """Routers copy what comes now, of both kinds, and a job that comes now is given to a worker."""
+        self.furnish()
+        text = f"after all that {time.monotonic_ns()}"
+        for topic in ("log", "jobs"):
+            assert self.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": text}]}).status == 200
+        for copy in ("copy", "once"):
+            eventually(lambda copy=copy: text in self._last_of(copy), every_s=0.1, what=f"a copy in {copy}")  # type: ignore[misc]
+
+        def claimed() -> bool:
+            answer = self.ask("POST", "/v0/topics/jobs/claim", {"node": "honest", "max": 100, "lease_ms": 60_000})
+            return text in [job["data"] for job in answer["claimed"]]
+
+        eventually(claimed, every_s=0.1, what="the new job")
+
+    def _last_of(self, topic: str) -> list[Any]:
+        head_seq = self.ask("GET", f"/v0/topics/{topic}")["head_seq"]
+        page = self.ask("POST", f"/v0/topics/{topic}/diff", {"from_seq": max(head_seq - 20, 0)})
+        return page.data
 
     def _check_metrics(self) -> None:
         """They can be read, and nothing that a client sends makes a series of its own."""
@@ -309,10 +349,10 @@ class Scene:
 @contextmanager
 def scene(folder: Path, family: str, *, keys: bool = False, **environ: object) -> Iterator[Scene]:
     """A server of its own for one family."""
-    more = {"TOPICS_API_KEYS": KEYS} if keys else {}
-    server = Server(folder / "data", log=folder / "server.log", **{**SETTINGS, **more, **environ})
+    environ = {**SETTINGS, **({"TOPICS_API_KEYS": KEYS} if keys else {}), **environ}
+    server = Server(folder / "data", log=folder / "server.log", **environ)
     try:
         server.wait_ready()
-        yield Scene(server, family, key=FULL if keys else None)
+        yield Scene(server, family, key=FULL if keys else None, **environ)
     finally:
         server.close()

@@ -44,3 +44,4 @@ def test_mutated_requests(tmp_path: Path) -> None:
             if batch.start <= warm_at < batch.stop:
                 stage.warm()
         stage.finish()
+        stage.come_again()

@@ -63,3 +63,4 @@ def test_mutated_frames_and_commands(tmp_path: Path) -> None:
             if batch.start <= warm_at < batch.stop:
                 stage.warm()
         stage.finish()
+        stage.come_again()
