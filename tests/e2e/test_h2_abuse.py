@@ -25,6 +25,7 @@ import pytest
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
+    ExtensionFrame,
     Frame,
     GoAwayFrame,
     HeadersFrame,
@@ -392,6 +393,65 @@ def test_what_was_asked_before_the_flood_is_not_done_twice(server: Server) -> No
         rude.send(itertools.islice(pings(rude), FLOOD))
         rude.wait_closed()
         assert client.state(topic)["head_seq"] <= 50
+
+
+class Flooder(threading.Thread):
+    """Sends the same frames again and again, as fast as they are taken, and throws away what comes."""
+
+    def __init__(self, server: Server, frames_of: Callable[[Rude], list[Frame]], for_s: float) -> None:
+        super().__init__(daemon=True)
+        self._rude = Rude(server.port)
+        self._rude.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)  # nothing is left when it ends
+        self._raw = b"".join(frame.serialize() for frame in frames_of(self._rude))
+        self._until = time.monotonic() + for_s
+        self.sent = 0
+        self.start()
+
+    def run(self) -> None:
+        sock, raw = self._rude.sock, self._raw
+        with self._rude:
+            try:
+                while time.monotonic() < self._until:
+                    readable, writable, _ = select.select([sock], [sock], [], 0.1)
+                    if readable and not sock.recv(1 << 18):
+                        return
+                    if writable:
+                        sent = sock.send(raw)
+                        self.sent += sent
+                        raw = raw[sent:] or self._raw
+            except OSError:
+                pass  # it was closed
+
+
+def window_updates(rude: Rude) -> list[Frame]:
+    return [WindowUpdateFrame(0, window_increment=1)] * 2_000
+
+
+def tiny_data(rude: Rude) -> list[Frame]:
+    number = next(rude.numbers)
+    rude.send([rude.post(number, "/v0/topics/tiny")])
+    return [DataFrame(number, b" ")] * 2_000
+
+
+def unknown_frames(rude: Rude) -> list[Frame]:
+    """Of a type that is to be ignored."""
+    return [ExtensionFrame(type=0xBE, stream_id=0)] * 2_000
+
+
+@pytest.mark.parametrize("frames_of", [window_updates, tiny_data, unknown_frames])
+def test_frames_that_are_free_are_no_way_to_stop_others(
+    server: Server, frames_of: Callable[[Rude], list[Frame]]
+) -> None:
+    """A few connections that send nothing else; whether they are closed for it or not."""
+    others = [Bystander(server, lane) for lane in LANES]
+    flooders = [Flooder(server, frames_of, 2.5) for _ in range(4)]
+    for flooder in flooders:
+        flooder.join(2 * PROMPT_S)
+        assert flooder.sent > 5_000
+    for other in others:
+        other.stop()
+        assert other.asked > 2
+        assert other.worst_s < 3, other.lane
 
 
 # --- those who do the same within reason -------------------------------------------------------------
