@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from hashlib import sha256
 
 import httptools
 import msgspec
@@ -67,12 +66,13 @@ class Heads:
         self._routes = routes
         self._guard = guard or Guard((), probes=False)
         self._max_body_bytes = max_body_bytes
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes | int, Head] = {}
 
     def get(self, raw: bytes) -> Head:
         """The head whose bytes these are, through the blank line."""
-        # Where there are keys, heads hold secrets: then only their digest is remembered.
-        known_by = sha256(raw).digest() if self._guard.on else raw
+        # Where there are keys, heads hold secrets, and are known by a keyed digest (SipHash, keyed by the process):
+        # whoever has no such head can't tell what would collide with it.
+        known_by = hash(raw) if self._guard.on else raw
         head = self._known.get(known_by)
         if head is None:
             head = self._parse(raw)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from topics import limits
 from topics.errors import ApiError, invalid
 from topics.gateway.access import AccessLog
-from topics.gateway.answers import CONTINUE, Answers
+from topics.gateway.answers import Answers
 from topics.gateway.bodies import decode_plain
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
@@ -33,13 +33,11 @@ from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Head, Heads, gunzip
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
-from topics.gateway.streams import Stream
+from topics.gateway.sender import RECEIVE_BYTES, Sender
 from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_RECEIVE_BYTES = 256 * limits.KIB
-_SEND_BYTES = 1 * limits.MIB  # answers in one send, or waiting to be: those behind them wait where they are
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
 _SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
@@ -71,12 +69,20 @@ class HotLane:
         self._slots = slots
         self.answers = Answers(prefix)
         self.answers.tick()
-        self.dirty: set[Connection] = set()
+        self.sender = Sender(
+            epoll=epoll,
+            slots=slots,
+            close=self.close,
+            resume=lambda connection: self._understand(connection, connection.buffer),
+        )
+        self.dirty = self.sender.dirty
+        self.send_dirty = self.sender.send_dirty
+        self.listen = self.sender.listen
         self.connections: dict[int, Connection] = {}
         self.requests = 0
         self._runs: dict[str, PlainRun] = {}  # by topic, gathered since they were last sent
         # One buffer for all: asking recv for a fresh one of this size costs more than the copy.
-        self._arrived = memoryview(bytearray(_RECEIVE_BYTES))
+        self._arrived = memoryview(bytearray(RECEIVE_BYTES))
         self._heads = heads
         self._calls = calls
         self._epoll = epoll
@@ -109,7 +115,7 @@ class HotLane:
         for exchange in connection.exchanges:
             if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
-        self._drop_exchanges(connection)
+        self.sender.drop_exchanges(connection)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -121,7 +127,7 @@ class HotLane:
             return
         try:
             if event & select.EPOLLOUT:
-                self._send(connection)
+                self.sender.send(connection)
             if event & (select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 if connection.interest & select.EPOLLIN:
                     self._receive(connection)
@@ -175,7 +181,7 @@ class HotLane:
             self._receive_large(connection)
             return
         if connection.discarding:
-            self._discard(connection)
+            self.sender.discard(connection)
             return
         try:
             received = connection.sock.recv_into(self._arrived)
@@ -208,7 +214,7 @@ class HotLane:
         assert large is not None
         assert head is not None
         try:
-            received = connection.sock.recv_into(self._arrived, min(_RECEIVE_BYTES, head.body_length - len(large)))
+            received = connection.sock.recv_into(self._arrived, min(RECEIVE_BYTES, head.body_length - len(large)))
         except BlockingIOError:
             return
         if received == 0:
@@ -231,7 +237,7 @@ class HotLane:
         if not connection.exchanges and not connection.out:
             self.close(connection)
             return
-        self._set_interest(connection, connection.interest & ~INPUT)
+        self.sender.set_interest(connection, connection.interest & ~INPUT)
 
     def _understand(self, connection: Connection, data: bytes | bytearray) -> None:
         """Take every complete request out of `data`; keep the rest."""
@@ -241,7 +247,7 @@ class HotLane:
             head = connection.head
             if head is None:
                 if len(connection.exchanges) >= limits.MAX_PIPELINED or connection.asks >= limits.MAX_PIPELINED_ASKS:
-                    self._set_interest(connection, connection.interest & ~INPUT)
+                    self.sender.set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
                 while data[at : at + 2] == b"\r\n":
                     at += 2  # empty lines before a request line mean nothing
@@ -340,6 +346,7 @@ class HotLane:
         if connection.exchanges or connection.out or at:
             self._refuse(connection, invalid("HTTP/2 starts on a fresh connection"))
             return False
+        connection.closed = True  # for us
         del self.connections[connection.fd]
         self._epoll.unregister(connection.fd)
         self._hand_over(connection.sock, bytes(data))
@@ -397,7 +404,7 @@ class HotLane:
             if route.streams:
                 outcome = route.handler(request)
                 connection.held = exchange.holds = True
-                self._set_interest(connection, connection.interest & ~INPUT)
+                self.sender.set_interest(connection, connection.interest & ~INPUT)
                 self._calls.submit(outcome, exchange, exchange.id)
                 return
             self._calls.submit(route.handler(request), exchange, exchange.id)
@@ -487,154 +494,4 @@ class HotLane:
         connection.exchanges.append(exchange)
         connection.asks += 1
         exchange.finish(error_response(error, close=True))
-        self._set_interest(connection, connection.interest & ~INPUT)
-
-    # --- sending -------------------------------------------------------------------------------------
-
-    def send_dirty(self) -> None:
-        """Send to every connection that has something new, once."""
-        while self.dirty:
-            connection = self.dirty.pop()
-            try:
-                self._send(connection)
-            except OSError:
-                self.close(connection)
-
-    def _send(self, connection: Connection) -> None:
-        if connection.stream is not None:
-            self._send_frames(connection, connection.stream)
-            return
-        exchanges = connection.exchanges
-        parts: list[bytes | memoryview] = [connection.out] if connection.out else []
-        size = len(connection.out)
-        last = True
-        while exchanges and (answer := exchanges[0].answer) is not None and size < _SEND_BYTES:
-            exchange = exchanges.popleft()
-            parts.append(answer)
-            size += len(answer)
-            connection.asks -= isinstance(exchange, Exchange)
-            if exchange.slot and self._slots is not None:
-                self._slots.give(exchange.slot)
-            last = exchange.keep_alive
-            if not last:
-                self._drop_exchanges(connection)
-                connection.closing = True
-        if connection.owes_continue and not exchanges:
-            connection.owes_continue = False
-            if connection.head is not None:
-                parts.append(CONTINUE)
-        if connection.starting is not None and not exchanges:
-            self._start_stream(connection, parts)
-            return
-        if parts:
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            try:
-                sent = connection.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            if sent:
-                connection.progress_ns = time.monotonic_ns()
-            if sent == len(data):
-                connection.out = EMPTY
-            else:
-                if connection.out:
-                    connection.out_sent += sent
-                else:
-                    connection.falls_behind(time.monotonic_ns())
-                connection.out = memoryview(data)[sent:]
-        if connection.out or (exchanges and exchanges[0].answer is not None):
-            self._set_interest(connection, connection.interest | select.EPOLLOUT)
-        elif connection.closing and not exchanges:
-            self._finish(connection)
-        elif connection.closing or connection.held:
-            self._set_interest(connection, connection.interest & ~select.EPOLLOUT)
-        elif connection.interest != INPUT:
-            self._set_interest(connection, INPUT)
-            if connection.buffer:
-                self._understand(connection, connection.buffer)
-
-    def _drop_exchanges(self, connection: Connection) -> None:
-        """Nobody waits for their answers; what they hold is given back."""
-        if self._slots is not None:
-            for exchange in connection.exchanges:
-                if exchange.slot:
-                    self._slots.give(exchange.slot)
-        connection.exchanges.clear()
-        connection.asks = 0
-
-    def _start_stream(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
-        """Its response's turn has come: the connection is the stream's from here on."""
-        stream = connection.stream = connection.starting
-        assert stream is not None
-        connection.starting = None
-        connection.closing = False  # a client that would have closed after its answer waits for this one's end
-        connection.out = EMPTY
-        connection.frames = parts
-        connection.written = sum(map(len, parts))
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)
-        received, connection.buffer = bytes(connection.buffer), EMPTY
-        stream.start(connection, received)
-        self.listen(connection)
-        self._send_frames(connection, stream)
-
-    def listen(self, connection: Connection) -> None:
-        """Ask epoll for what a stream's connection waits for."""
-        interest = (0 if connection.paused else INPUT) | (select.EPOLLOUT if connection.out else 0)
-        self._set_interest(connection, interest)
-
-    def _send_frames(self, connection: Connection, stream: Stream) -> None:
-        frames = connection.frames
-        if connection.discarding or connection.closed:
-            return
-        if connection.out or frames:
-            if connection.out:
-                data: bytes | memoryview = b"".join((connection.out, *frames)) if frames else connection.out
-            else:
-                data = frames[0] if len(frames) == 1 else b"".join(frames)
-            frames.clear()
-            try:
-                sent = connection.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            connection.sent += sent
-            if sent == len(data):
-                if connection.out:
-                    connection.out = EMPTY
-                    self.listen(connection)
-                stream.drained()
-            else:
-                waits = bool(connection.out)
-                connection.out = memoryview(data)[sent:]
-                if not waits:
-                    self.listen(connection)
-                elif sent:
-                    stream.drained()
-            if sent:
-                connection.progress_ns = time.monotonic_ns()
-        if connection.closing and not connection.out and not frames:
-            self._finish(connection)
-
-    def _finish(self, connection: Connection) -> None:
-        """Everything is said. Closing with bytes unread would reset the connection and take the answer with it, so
-        shut our side down and wait a moment for the client's."""
-        if connection.discarding:
-            return
-        connection.sock.shutdown(socket.SHUT_WR)
-        connection.discarding = True
-        connection.progress_ns = time.monotonic_ns()
-        self._set_interest(connection, INPUT)
-
-    def _discard(self, connection: Connection) -> None:
-        for _ in range(16):
-            try:
-                data = connection.sock.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self.close(connection)
-                return
-
-    def _set_interest(self, connection: Connection, interest: int) -> None:
-        if connection.interest != interest and connection.fd in self.connections:
-            connection.interest = interest
-            self._epoll.modify(connection.fd, interest)
+        self.sender.set_interest(connection, connection.interest & ~INPUT)

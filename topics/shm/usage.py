@@ -144,5 +144,5 @@ class Meter:
         words = self._words
         words[_STATUS_AT.get(status, _OTHER) + route] += 1
         at = _DURATIONS + route * _DURATION_WORDS
-        words[at + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
         words[at + BUCKETS] += took_us
+        words[at + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
