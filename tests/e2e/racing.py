@@ -172,6 +172,12 @@ class Racers:
             pass
         return [wire.answer() for wire, _ in zip(self.wires, requests, strict=False)]
 
+    def bursts(self, requests: Sequence[bytes], count: int, *, hold: str | None = None) -> list[Answer]:
+        """Likewise, but each is so many requests in one go."""
+        with self.sent(requests, hold=hold):
+            pass
+        return [wire.answer() for wire, _ in zip(self.wires, requests, strict=False) for _ in range(count)]
+
     @contextmanager
     def sent(self, requests: Sequence[bytes], *, hold: str | None = None) -> Iterator[None]:
         """Likewise, and nothing is read."""

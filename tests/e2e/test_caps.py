@@ -702,6 +702,20 @@ def test_the_last_bytes_are_never_given_twice(writers: Racers, scarce1: Client, 
     assert taken, "nobody ever got them"
 
 
+def test_bursts_at_all_shards_never_write_beyond_the_cap(writers: Racers, scarce1: Client) -> None:
+    """Each shard has a hundred writes to do, as fast as it can; together they reach the cap while all are at it."""
+    size, burst = 50, 100
+    for number in range(25):
+        topics = [fresh_on(shard, SHARDS) for shard in range(SHARDS)]
+        for topic in topics:
+            scarce1.put(topic, durability="memory")
+        answers = writers.bursts([append_request(topic, text(size)) * burst for topic in topics], burst, hold="shard")
+        passed, _ = split(answers, "max_total_bytes", BYTES)
+        assert len(passed) * size <= BYTES, f"{len(passed)} writes, in round {number}"
+        assert live_bytes(scarce1) == len(passed) * size
+        clear(scarce1)
+
+
 def test_bytes_that_come_and_go_stay_within_the_cap(tight: Server, scarce1: Client) -> None:
     topics = one_per_shard(scarce1)
     account = Account(BYTES)

@@ -827,6 +827,23 @@ def test_a_crowd_is_never_let_in_beyond_the_cap(triple: Server, hold: str | None
                     assert wire.answer().data == ["wake up"]
 
 
+def test_bursts_at_all_gateways_are_never_let_in_beyond_the_cap(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two gateways take in a hundred requests each, as fast as they can, and reach the cap while both are at it."""
+    wires, burst, most = 20, 10, 60
+    for server in _serve(tmp_path_factory, "burst", TOPICS_GATEWAYS=2, TOPICS_MAX_INFLIGHT_PER_KEY=most):
+        with Racers(server, wires) as racers, Keyed(server.port, "http1", TWO) as two:
+            for number in range(25):
+                topic = fresh("poll")
+                two.put(topic)
+                with racers.sent([poll_request(topic) * burst] * wires, hold="gateway"):
+                    settle(server)
+                assert_capped(ask(server), "max_inflight_per_key", most)
+                two.append(topic, "wake up")
+                answers = [wire.answer() for wire in racers.wires for _ in range(burst)]
+                passed, _ = split(answers, "max_inflight_per_key", most)
+                assert len(passed) == most, f"in round {number}"
+
+
 @pytest.mark.parametrize("gateways", ["single", "triple"])
 def test_what_comes_and_goes_never_overlaps_more_than_it_may(gateways: str, request: pytest.FixtureRequest) -> None:
     server: Server = request.getfixturevalue(gateways)
