@@ -390,6 +390,27 @@ def test_routers_and_topics_that_race_leave_no_phantoms(racers: Racers, one1: Cl
         clear(one1)
 
 
+@pytest.mark.parametrize("hold", [*HOLDS, "router"])
+def test_a_refused_router_takes_no_topic_away_that_a_client_has_made(
+    racers: Racers, one1: Client, hold: str | None
+) -> None:
+    """It may have made the same topic a moment before; whoever was told that it is there finds it."""
+    for number in range(20):
+        while len(names(one1)) < TOPICS - 1:
+            one1.put(fresh())
+        source, dest = fresh_on(number % SHARDS, SHARDS), fresh_on((number + 1) % SHARDS, SHARDS)
+        raw = [router_request("r", source, dest), put_request(source)]
+        answers = racers.volley(raw if number % 2 else raw[::-1], hold=hold)
+        router, put = answers if number % 2 else answers[::-1]
+        assert_capped(router, "max_topics", TOPICS)
+        if put.status == 429:
+            assert_capped(put, "max_topics", TOPICS)
+            continue
+        state = one1.state(source)
+        assert state.status == 200, f"PUT was answered {put.status}, and the topic is gone (round {number})"
+        one1.drop(source)
+
+
 def test_dead_letters_wait_for_a_place(one: Client) -> None:
     """The job is neither lost nor delivered, and what it waits for comes with the next topic that goes."""
     dead = fresh("dead")
