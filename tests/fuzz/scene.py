@@ -29,8 +29,9 @@ from .player import Case, Outcome, Player
 from .verdict import Wrong, read_replies
 
 CANARY = "honest-Zq7Vw"
-FULL, READER, INSIDER = "full-access-key", "reader-key", "insider-key"
-KEYS = f"{FULL},{READER}:read,{INSIDER}::in:"
+HONEST, FULL, READER, INSIDER = "honest-key", "full-access-key", "reader-key", "insider-key"
+KEYS = f"{HONEST},{FULL},{READER}:read,{INSIDER}::in:"  # the first is not known to hostile clients
+SLOTS = 100  # requests of one key at the same time
 
 # Short patience, so that a connection that the server has to give up is given up soon; small limits, so that what
 # hostile requests may create legitimately has an end, and memory can be compared.
@@ -49,6 +50,7 @@ SETTINGS: dict[str, object] = {
     "TOPICS_MAX_WATCH_SESSIONS": 200,
     "TOPICS_SESSION_TTL_MS": 5_000,
     "TOPICS_MAX_TOTAL_BYTES": 64 << 20,
+    "TOPICS_MAX_INFLIGHT_PER_KEY": SLOTS,
 }
 
 # What memory may grow by between the warm-up and the end. The gateway remembers up to 4096 request heads of up to
@@ -231,6 +233,8 @@ class Scene:
         self._check_honest()
         self._check_everybody_works()
         self._check_metrics()
+        if self.bearer:
+            eventually(self._all_slots_are_free, within_s=SETTLE_S, every_s=0.2, what="all slots of the key")
         eventually(
             lambda: self._count_descriptors() <= self._descriptors,
             within_s=SETTLE_S,
@@ -284,6 +288,14 @@ class Scene:
             return text in [job["data"] for job in answer["claimed"]]
 
         eventually(claimed, every_s=0.1, what="the new job")
+
+    def _all_slots_are_free(self) -> bool:
+        """The key of the hostile clients may have as many requests in flight as ever: they left none behind."""
+        head_seq = self.ask("GET", "/v0/topics/still")["head_seq"]
+        body = b'{"from_seq":%d,"wait_ms":1000}' % head_seq
+        poll = request("POST", "/v0/topics/still/diff", body, headers=(f"Authorization: Bearer {FULL}",))
+        outcomes = Player(self.server.port, width=SLOTS).play(Case(number, "poll", [poll]) for number in range(SLOTS))
+        return all(read_replies(outcome.received, clean=True)[0][0].status == 200 for outcome in outcomes)
 
     def _last_of(self, topic: str) -> list[Any]:
         head_seq = self.ask("GET", f"/v0/topics/{topic}")["head_seq"]
@@ -353,6 +365,6 @@ def scene(folder: Path, family: str, *, keys: bool = False, **environ: object) -
     server = Server(folder / "data", log=folder / "server.log", **environ)
     try:
         server.wait_ready()
-        yield Scene(server, family, key=FULL if keys else None, **environ)
+        yield Scene(server, family, key=HONEST if keys else None, **environ)
     finally:
         server.close()

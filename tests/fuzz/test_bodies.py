@@ -67,7 +67,7 @@ def ask_by_http2(stage: Scene, number: int, asked: Asked) -> None:
                 stage.findings.add(Case(number, f"by HTTP/2: {method} {target[:300]}", [body or b""]), error)
 
 
-@pytest.mark.timeout(time_limit_s(CASES))
+@pytest.mark.timeout(time_limit_s())
 def test_hostile_bodies(tmp_path: Path) -> None:
     with scene(tmp_path, FAMILY, TOPICS_IDLE_TIMEOUT_MS=20_000) as stage:
         # A read of a log that somebody has emptied may wait for 30 s, if it was told to.
@@ -121,7 +121,7 @@ def _requests(draw: st.DrawFn) -> tuple[str, str, bytes | None]:
     return endpoint.method, path, json.dumps(body, ensure_ascii=draw(st.booleans())).encode()
 
 
-@pytest.mark.timeout(time_limit_s(VALUES))
+@pytest.mark.timeout(time_limit_s())
 def test_any_value_in_any_field(tmp_path: Path) -> None:
     """One answer, and one below 500."""
     with scene(tmp_path, "values", TOPICS_IDLE_TIMEOUT_MS=20_000) as stage:
@@ -156,7 +156,7 @@ def test_any_value_in_any_field(tmp_path: Path) -> None:
         stage.finish()
 
 
-@pytest.mark.timeout(time_limit_s(VALUES))
+@pytest.mark.timeout(time_limit_s())
 def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
     """Data is kept to the byte, however odd: spaces, number spellings, escapes, what can't be read as text."""
     with scene(tmp_path, "data") as stage, Wire(stage.server.port) as wire:
