@@ -108,9 +108,13 @@ def signed(request: bytes, key: str | None) -> bytes:
 
 def scrapes_of(turn: int, *, seconds: float, every_s: float) -> tuple[float, ...]:
     """When to scrape within this turn, if the turns of a side were one long one with a scrape every so often."""
-    first = -(-(turn * seconds - every_s / 2) // every_s)
-    times = (every_s / 2 + number * every_s - turn * seconds for number in itertools.count(max(0, int(first))))
-    return tuple(itertools.takewhile(lambda at: at < seconds, times))
+    # In whole microseconds: a scrape at the border of two turns belongs to exactly one of them.
+    turn_us, every_us = round(seconds * 1e6), round(every_s * 1e6)
+    begin_us = turn * turn_us
+    first = max(0, -(-(begin_us - every_us // 2) // every_us))
+    return tuple(
+        (at_us - begin_us) / 1e6 for at_us in range(every_us // 2 + first * every_us, begin_us + turn_us, every_us)
+    )
 
 
 class GuardMeasurement(Measurement):
