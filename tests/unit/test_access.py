@@ -30,8 +30,8 @@ class Kept(Log):
         super().__init__("gateway-0", level, form)
         self.puts: list[str] = []
 
-    def put(self, lines: str) -> None:  # type: ignore[override]
-        self.puts.append(lines)
+    def put(self, *lines: str) -> None:  # type: ignore[override]
+        self.puts.append("".join(lines))
 
 
 def noted(form: str = "logfmt", **changed: Any) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from topics.errors import TopicsError
 from topics.shm import counters
-from topics.shm.counters import ROW_BYTES, ROW_WORDS, SYNC_BUCKET_US, TABLE, Board, State, Word, sync_bucket
+from topics.shm.counters import KEPT, ROW_BYTES, ROW_WORDS, SYNC_BUCKET_US, TABLE, Board, State, Word, sync_bucket
 from topics.shm.region import Region
 
 
@@ -43,15 +43,14 @@ def test_another_mapping_sees_the_same_words_and_may_be_read_only() -> None:
     board.close()
 
 
-def test_clear_keeps_the_name_and_the_share_of_quotas() -> None:
+def test_clear_keeps_the_name_and_what_outlives_a_process() -> None:
     board = Board.create(["a", "b"])
     for word in range(Word.NAME):
         board.row("a").set(word, 7)
         board.row("b").set(word, 7)
     board.row("a").clear()
     again = Board.attach(_duplicate(board), board.region.size)
-    kept = (Word.TOTALS_KNOWN, Word.CLAIMED_TOPICS, Word.CLAIMED_BYTES)
-    assert again.row("a").words[: Word.NAME].tolist() == [7 if word in kept else 0 for word in range(Word.NAME)]
+    assert again.row("a").words[: Word.NAME].tolist() == [7 if word in KEPT else 0 for word in range(Word.NAME)]
     assert again.row("b").words[: Word.NAME].tolist() == [7] * Word.NAME
     again.close()
     board.close()

@@ -33,6 +33,7 @@ from topics.actors.control import (
     Stop,
     Stopped,
 )
+from topics.actors.log import Log
 from topics.errors import TopicsError
 
 _PR_SET_PDEATHSIG = 1
@@ -62,8 +63,8 @@ def main() -> None:
         run = importlib.import_module(boot.module).run
         trio.run(_live, context, channel, run)
     except BaseException:
-        sys.stderr.write(f"{boot.name} (pid {os.getpid()}) died of:\n{traceback.format_exc()}")
-        sys.stderr.flush()
+        log = Log(boot.name, boot.settings.log, boot.settings.log_format)
+        log.error("died", pid=os.getpid(), trace=traceback.format_exc())
         os._exit(1)
     # A thread that is still busy must not keep a finished process alive; nothing waits to be flushed.
     sys.stdout.flush()

@@ -3,18 +3,21 @@
     time=2026-11-16T18:00:00.123Z level=info process=shard-0 event=recovered topics=3
     {"time":"2026-11-16T18:00:00.123Z","level":"info","process":"shard-0","event":"recovered","topics":3}
 
-Rules: one write per line, so that lines of several processes don't mix; in logfmt a value with blanks or quotes is a
-JSON string; a reader that went away (a closed terminal, a full pipe behind a dead pager) never stops the process.
+Rules: no write cuts a line or is longer than what a pipe takes whole, so that lines of several processes don't mix; in
+logfmt a value with blanks or quotes is a JSON string; a reader that went away (a closed terminal, a full pipe behind a
+dead pager) never stops the process.
 """
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
 
+_ATOMIC = select.PIPE_BUF // 4  # characters: each may be four bytes
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -45,10 +48,17 @@ class Log:
         return self._render(datetime.now(UTC), level, self.name, event, fields)
 
     @staticmethod
-    def put(lines: str) -> None:
-        """Lines of this log, whatever their level."""
+    def put(*lines: str) -> None:
+        """Lines of this log, whatever their level; several in one write, as many as a pipe takes in one piece."""
         try:
-            sys.stderr.write(lines)
+            batch = ""
+            for line in lines:
+                if batch and len(batch) + len(line) > _ATOMIC:
+                    sys.stderr.write(batch)
+                    sys.stderr.flush()
+                    batch = ""
+                batch += line
+            sys.stderr.write(batch)
             sys.stderr.flush()
         except (OSError, ValueError):
             pass

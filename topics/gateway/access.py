@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from topics.actors.log import Log
 
+_LONGEST_PATH = 512  # a longer line than a pipe takes in one piece could be torn
+
 
 class AccessLog:
     def __init__(self, log: Log, *, prefix: str) -> None:
@@ -27,7 +29,14 @@ class AccessLog:
         fields: dict[str, object] = {"id": f"{self._prefix}{id:x}"}
         if request_id is not None:
             fields["request_id"] = request_id.decode()
-        fields |= {"method": method, "path": path, "status": status, "bytes": size, "ms": took_us / 1_000, "peer": peer}
+        fields |= {
+            "method": method,
+            "path": path[:_LONGEST_PATH],
+            "status": status,
+            "bytes": size,
+            "ms": took_us / 1_000,
+            "peer": peer,
+        }
         if key:
             fields["key"] = key
         self._lines.append(self._log.line("info", "request", fields))
@@ -35,4 +44,4 @@ class AccessLog:
     def flush(self) -> None:
         if self._lines:
             lines, self._lines = self._lines, []
-            self._log.put("".join(lines))
+            self._log.put(*lines)

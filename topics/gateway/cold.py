@@ -46,6 +46,7 @@ from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
 _LIFE = "topics.life"  # where a request finds its own in its ASGI scope
+_TURN_BYTES = 4 * limits.KIB  # what one connection may bring before others get their turn: frames can be very small
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 
 
@@ -96,6 +97,7 @@ class _PushedBack:
         self.socket = self._stream.socket
 
     async def receive_some(self, most: int) -> bytes:
+        most = min(most, _TURN_BYTES)
         if self._first:
             data, self._first = self._first[:most], self._first[most:]
             return data

@@ -36,7 +36,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.utils import filter_pseudo_headers, parse_socket_addr
-from hyperframe.frame import DataFrame, Frame, PingFrame, PriorityFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import DataFrame, ExtensionFrame, Frame, PingFrame, PriorityFrame, RstStreamFrame, SettingsFrame
 from priority.priority import TooManyStreamsError
 
 from topics import limits
@@ -185,7 +185,7 @@ class Connection(H2Protocol):  # type: ignore[misc]
         self._nuisances = Nuisances(trio.current_time())
         self.connection.decoder.max_header_list_size = limits.MAX_HEAD_BYTES
         table = self.connection._frame_dispatch_table
-        for kind in (RstStreamFrame, PingFrame, SettingsFrame, PriorityFrame, DataFrame):
+        for kind in (RstStreamFrame, PingFrame, SettingsFrame, PriorityFrame, ExtensionFrame, DataFrame):
             table[kind] = self._paid(table[kind])
 
     # --- what it may not do ---

@@ -65,6 +65,7 @@ class Heads:
         self._lines = lines  # somebody wants to see method and path
         self._routes = routes
         self._guard = guard or Guard((), probes=False)
+        self._secret = self._guard.on
         self._max_body_bytes = max_body_bytes
         self._known: dict[bytes | int, Head] = {}
 
@@ -72,7 +73,7 @@ class Heads:
         """The head whose bytes these are, through the blank line."""
         # Where there are keys, heads hold secrets, and are known by a keyed digest (SipHash, keyed by the process):
         # whoever has no such head can't tell what would collide with it.
-        known_by = hash(raw) if self._guard.on else raw
+        known_by = hash(raw) if self._secret else raw
         head = self._known.get(known_by)
         if head is None:
             head = self._parse(raw)

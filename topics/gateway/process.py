@@ -142,6 +142,7 @@ class Gateway:
         assert context.listener is not None
         self._listener = context.listener
         self._listener.setblocking(False)
+        self._refused_before = context.row[Word.RING_FULL]  # by processes before this one
         self._accepting = False
         self._stop_by_ns = 0
         self._stop_from_ns = 0  # the other lane's last words take a moment to get to their sockets
@@ -231,7 +232,7 @@ class Gateway:
         words[Word.PUSHES] = self._feeds.pushes
         words[Word.CONNECTIONS] = len(self._hot.connections) + self.cold.connections
         words[Word.REQUESTS] = self._hot.requests + self.cold.requests
-        words[Word.RING_FULL] = self._calls.refused
+        words[Word.RING_FULL] = self._refused_before + self._calls.refused
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_ROUND):

@@ -182,7 +182,15 @@ def sync_bucket(duration_us: int) -> int:
     return min(max((duration_us - 1).bit_length() - 5, 0) if duration_us > 0 else 0, SYNC_BUCKET_COUNT - 1)
 
 
-_KEPT: Final = (Word.TOTALS_KNOWN, Word.CLAIMED_TOPICS, Word.CLAIMED_BYTES)
+# What outlives a process: its share of quotas, and what is summed up over processes and must never go back.
+KEPT: Final = frozenset(
+    (
+        *(Word.TOTALS_KNOWN, Word.CLAIMED_TOPICS, Word.CLAIMED_BYTES),
+        *(Word.WAL_FRAMES, Word.WAL_BATCHES, Word.WAL_BYTES, Word.WAL_ROTATIONS, Word.WAL_FSYNCS, Word.WAL_SYNC_US_SUM),
+        *range(Word.SYNC_BUCKETS, Word.SYNC_BUCKETS + SYNC_BUCKET_COUNT),
+        Word.RING_FULL,
+    )
+)
 
 
 class Row:
@@ -214,10 +222,9 @@ class Row:
         return State(self.words[Word.STATE])
 
     def clear(self) -> None:
-        """All words but the name to zero; only while no process of this name lives. What it holds of the instance's
-        quotas it still holds, while it recovers."""
+        """All words but the name and those that are KEPT to zero; only while no process of this name lives."""
         for word in range(Word.NAME):
-            if word not in _KEPT:
+            if word not in KEPT:
                 self.words[word] = 0
 
 

@@ -2,7 +2,7 @@
 
     0           64                            64 + stride
     | header    | gateway 0                   | gateway 1 ...
-    | magic     | one word per key: in flight | STATUSES x ROUTES answers | ROUTES x (BUCKETS + 1) durations
+    | magic     | one word per key: in flight | STATUSES x ROUTES x BUCKETS: answers by duration | ROUTES: microseconds
     | gateways
     | keys
 
@@ -32,12 +32,11 @@ BUCKETS: Final = 16
 # Upper bounds in microseconds of all buckets but the last, which has none.
 BUCKET_US: Final = tuple(64 << i for i in range(BUCKETS - 1))
 _HEADER_WORDS: Final = 8
-_STATUS_AT: Final = {status: number * ROUTES for number, status in enumerate(STATUSES)}
+_STATUS_AT: Final = {status: number * ROUTES * BUCKETS for number, status in enumerate(STATUSES)}
 _OTHER: Final = _STATUS_AT[0]
-_DURATIONS: Final = len(STATUSES) * ROUTES
-_DURATION_WORDS: Final = BUCKETS + 1  # the last is their sum
-_COUNTER_WORDS: Final = _DURATIONS + ROUTES * _DURATION_WORDS
-# By the bits of a duration in microseconds: the first bucket whose bound it does not exceed.
+_SPENT: Final = len(STATUSES) * ROUTES * BUCKETS
+_COUNTER_WORDS: Final = _SPENT + ROUTES
+# By the bits of a duration in whole microseconds, rounded down: the first bucket whose bound it does not exceed.
 _BUCKET_OF_BITS: Final = tuple(min(max(bits - 6, 0), BUCKETS - 1) for bits in range(64))
 _fence = threading.Lock()
 
@@ -91,14 +90,20 @@ class Usage:
 
     def answers(self, route: int) -> dict[int, int]:
         """How often a route was answered, by status; only those that it was answered with."""
-        counts = {status: sum(part[at + route] for part in self._counters) for status, at in _STATUS_AT.items()}
+        counts = {status: sum(self._buckets(route, status)) for status in STATUSES}
         return {status: count for status, count in counts.items() if count}
 
     def durations(self, route: int) -> tuple[list[int], int]:
         """Answers of a route by bucket, and the sum of their microseconds."""
-        at = _DURATIONS + route * _DURATION_WORDS
-        words = [sum(part[at + number] for part in self._counters) for number in range(_DURATION_WORDS)]
-        return words[:BUCKETS], words[BUCKETS]
+        by_status = [self._buckets(route, status) for status in STATUSES]
+        return [sum(column) for column in zip(*by_status, strict=True)], sum(
+            part[_SPENT + route] for part in self._counters
+        )
+
+    def _buckets(self, route: int, status: int) -> list[int]:
+        at = _STATUS_AT[status] + route * BUCKETS
+        parts = [part[at : at + BUCKETS].tolist() for part in self._counters]
+        return parts[0] if len(parts) == 1 else [sum(column) for column in zip(*parts, strict=True)]
 
     def close(self) -> None:
         for part in (*self._slots, *self._counters):
@@ -142,7 +147,5 @@ class Meter:
 
     def count(self, route: int, status: int, took_us: int) -> None:
         words = self._words
-        words[_STATUS_AT.get(status, _OTHER) + route] += 1
-        at = _DURATIONS + route * _DURATION_WORDS
-        words[at + BUCKETS] += took_us
-        words[at + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
+        words[_STATUS_AT.get(status, _OTHER) + route * BUCKETS + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
+        words[_SPENT + route] += took_us

@@ -276,7 +276,7 @@ class Engine:
     def _check_room(self, topic: Topic, records: int, size: int) -> None:
         """Before copies are taken in: they obey the topic's caps and the instance's quota like anything else."""
         self.space.check()
-        if self.settings.max_total_bytes:
+        if self.settings.max_total_bytes and not topic.deriving:  # those that are made again have their room already
             self._check_quota(new_topic=False, size=size)
         if topic.config.discard == "reject":
             self._refuse_overflow(topic, records=records, size=size, now=self.clock.now_ms())
@@ -309,6 +309,8 @@ class Engine:
 
     def publish_totals(self) -> None:
         """For the limits that all shards share: before the answers go out."""
+        if not self.pipes.deriving:
+            self.quota.rebuilt()
         self.quota.publish(self.topic_count, self.totals.bytes + self.totals.pending_bytes)
 
     def _new_topic(self, request: messages.Append, now: int) -> Topic:

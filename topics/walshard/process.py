@@ -62,6 +62,7 @@ class Shard:
         context.on_link_down = self._link_down
         context.on_stop = self._stop
         context.on_layout_committed = self._layout_committed
+        self._before = list(context.row.words[: Word.NAME])  # what was counted by processes before this one
         self._stopping = False
         self._disk = Disk()
         self._busy_ns = 0
@@ -387,9 +388,12 @@ class Shard:
         words[Word.STREAMS] = engine.sessions.streams
         words[Word.FEEDS] = len(engine.tails)
         words[Word.PUSHES] = engine.tails.pushes
-        words[Word.WAL_FRAMES] = wal.frames
-        words[Word.WAL_BATCHES] = wal.batches
-        words[Word.WAL_BYTES] = wal.bytes_written
-        words[Word.WAL_ROTATIONS] = wal.rotations
+        for word, count in (
+            (Word.WAL_FRAMES, wal.frames),
+            (Word.WAL_BATCHES, wal.batches),
+            (Word.WAL_BYTES, wal.bytes_written),
+            (Word.WAL_ROTATIONS, wal.rotations),
+        ):
+            words[word] = self._before[word] + count
         self._publish_space()
         engine.publish_totals()

@@ -15,7 +15,6 @@ from topics.settings import Settings
 from topics.shm.counters import Row, State, Word
 
 _fence = threading.Lock()
-_COMING = (State.STARTING, State.RECOVERING)
 
 
 class Quota:
@@ -26,10 +25,16 @@ class Quota:
         self._most_bytes = settings.max_total_bytes
         self._mine = mine
         self._others = others
+        self._held_before = 0 if mine is None else mine[Word.CLAIMED_BYTES]  # by a process before this one
+
+    def rebuilt(self) -> None:
+        """All copies that were lost with the process before this one are made again."""
+        self._held_before = 0
 
     def publish(self, topics: int, size: int) -> None:
-        """What this shard has."""
+        """What this shard has, or will have again when its copies are made: nobody else may take their room."""
         if self._mine is not None:
+            size = max(size, self._held_before)
             self._mine.words[Word.CLAIMED_TOPICS] = topics
             self._mine.words[Word.CLAIMED_BYTES] = size
             self._mine.words[Word.TOTALS_KNOWN] = 1
@@ -43,10 +48,10 @@ class Quota:
         self.publish(topics + new_topic, size + more)
         with _fence:
             pass
-        all_topics, all_bytes = topics + new_topic, size + more
+        all_topics, all_bytes = topics + new_topic, max(size + more, self._held_before)
         try:
             for row in self._others:
-                if not row[Word.TOTALS_KNOWN] and row.state in _COMING:
+                if not row[Word.TOTALS_KNOWN] and row.state is not State.FAILED:
                     raise ApiError("not_ready", f"{row.name} has not recovered yet. Retry", retry_after_s=1)
                 all_topics += row[Word.CLAIMED_TOPICS]
                 all_bytes += row[Word.CLAIMED_BYTES]
