@@ -652,6 +652,18 @@ def test_what_is_removed_makes_room_on_every_shard(scarce1: Client, way: str, du
         clear(scarce1)
 
 
+@pytest.mark.parametrize("durability", CLASSES)
+def test_what_has_expired_makes_room_though_nobody_looks(scarce1: Client, durability: str) -> None:
+    """The refused write is not about the topic whose records have expired, and perhaps not even of its shard."""
+    for away in (0, 1):
+        topic, other = fresh_on(0, SHARDS), fresh_on(away, SHARDS)
+        scarce1.put(topic, durability=durability, ttl_ms=100)
+        scarce1.put(other)
+        assert scarce1.append(topic, text(6_000)).status == 200
+        eventually(lambda other=other: scarce1.append(other, text(6_000)).status == 200, within_s=10)  # type: ignore[misc]
+        clear(scarce1)
+
+
 def test_a_repeated_write_needs_no_room(scarce: Client) -> None:
     topic = fresh()
     first = scarce.append(topic, text(BYTES), idempotency_key="k")
