@@ -122,7 +122,7 @@ class Player:
                 return True
             if event & select.EPOLLOUT and not visit.sent_all:
                 return self._send(visit, poll)
-        except (ConnectionError, BrokenPipeError):
+        except OSError:
             # It closed while we were sending: what it said before may still be there to read.
             return self._rest(visit)
         return False

@@ -159,7 +159,7 @@ def test_any_value_in_any_field(tmp_path: Path) -> None:
 @pytest.mark.timeout(time_limit_s())
 def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
     """Data is kept to the byte, however odd: spaces, number spellings, escapes, what can't be read as text."""
-    with scene(tmp_path, "data") as stage, Wire(stage.server.port) as wire:
+    with scene(tmp_path, "data", TOPICS_IDLE_TIMEOUT_MS=20_000) as stage, Wire(stage.server.port) as wire:
         numbers = iter(range(10**9))
 
         @seed(SEED)
