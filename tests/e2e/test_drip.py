@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import gzip
 import multiprocessing
 import os
 import resource
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from .bystanders import Flooder, bystanders
 from .client import LANES, Client, Lane, unique
 from .server import Server, eventually
 from .sse import Watching
@@ -39,6 +41,7 @@ ENVIRON = {
     "TOPICS_BODY_TIMEOUT_MS": int(BODY_S * 1_000),
     "TOPICS_IDLE_TIMEOUT_MS": int(IDLE_S * 1_000),
     "TOPICS_MIN_BODY_RATE": RATE,
+    "TOPICS_ELASTIC": 0,  # under pressure requests may be refused, which is another story
 }
 MIB = 1024 * 1024
 BULKY = "bulky"  # a topic whose diff has a MiB
@@ -512,6 +515,41 @@ def test_whoever_asks_far_ahead_and_reads_nothing_is_nobodys_burden(besieged: Se
                 sock.close()
     assert worst_s < 2
     assert most - before < connections * 32 * MIB
+
+
+# --- those who are not slow at all -------------------------------------------------------------------
+
+CHUNKED = request("POST", "/v0/topics/drips", headers=("Content-Type: application/json", "Transfer-Encoding: chunked"))
+
+
+def tiny_chunks() -> tuple[bytes, bytes]:
+    """What is sent first, and what is sent for ever."""
+    return CHUNKED, b"1\r\n \r\n" * 20_000
+
+
+def empty_lines() -> tuple[bytes, bytes]:
+    return b"", b"\r\n" * 50_000
+
+
+def bodies_that_swell() -> tuple[bytes, bytes]:
+    """Each is a thousand times as large when it is unpacked, and nothing then; still within the limit."""
+    body = gzip.compress(b" " * 60_000_000)
+    headers = ("Content-Type: application/json", "Content-Encoding: gzip", f"Content-Length: {len(body)}")
+    return b"", request("POST", "/v0/topics/drips", headers=headers) + body
+
+
+@pytest.mark.parametrize("flood", [tiny_chunks, empty_lines, bodies_that_swell])
+def test_busy_clients_stop_nobody(besieged: Server, flood: Callable[[], tuple[bytes, bytes]]) -> None:
+    """A few connections that make as much work as they can with as few bytes as they can."""
+    first, raw = flood()
+    gateway = besieged.pid_of("gateway-0")
+    with bystanders(besieged, within_s=4):
+        socks = [socket.create_connection(("127.0.0.1", besieged.port)) for _ in range(4)]
+        for sock in socks:
+            sock.sendall(first)
+        for flooder in [Flooder(sock, raw, 2.5) for sock in socks]:
+            flooder.wait()
+    assert besieged.pid_of("gateway-0") == gateway
 
 
 # --- when there are no descriptors left --------------------------------------------------------------
