@@ -266,10 +266,14 @@ def test_the_guard_is_judged_round_by_round() -> None:
     found = kept(on, off)
     assert found.slices == [0.9, 0.96, 0.97]
     assert found.value == 0.96
-    assert [(each.what, each.value) for each in found.beside] == [("with", 480), ("without", 500)]
+    assert [(each.what, each.value) for each in found.beside] == [
+        ("with", 480),
+        ("without", 500),
+        ("processor time per append", pytest.approx(1 / 0.96)),
+    ]
     assert (found.generator_cpu, found.server_cpu) == (0.25, 1.5)
     assert table.cells(line(BY_NAME["guard-c16"], found, None))[1:6] == [
-        "0.96x (with 480 /s, without 500 /s)",
+        "0.96x (with 480 /s, without 500 /s, processor time per append 1.04x)",
         "–",
         "–",
         "≥ 0.95x",
