@@ -69,7 +69,8 @@ def ask_by_http2(stage: Scene, number: int, asked: Asked) -> None:
 
 @pytest.mark.timeout(time_limit_s())
 def test_hostile_bodies(tmp_path: Path) -> None:
-    with scene(tmp_path, FAMILY, TOPICS_IDLE_TIMEOUT_MS=20_000) as stage:
+    talkative = {"TOPICS_LOG": "debug", "TOPICS_LOG_FORMAT": "json"}
+    with scene(tmp_path, FAMILY, TOPICS_IDLE_TIMEOUT_MS=20_000, **talkative) as stage:
         # A read of a log that somebody has emptied may wait for 30 s, if it was told to.
         stage.player = Player(stage.server.port, deadline_s=45.0)
         warm_at = int(CASES * WARM_UP)

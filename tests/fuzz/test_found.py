@@ -18,7 +18,7 @@ from .dials import SEED
 from .http2 import END_HEADERS, END_STREAM, PREFACE, Frame, settings
 from .player import Case
 from .scene import Scene, memory_of, scene
-from .verdict import HEADERS, check_events, read_h2, read_replies, read_socket
+from .verdict import HEADERS, H2Talk, check_events, read_h2, read_replies, read_socket
 
 pytestmark = pytest.mark.e2e
 
@@ -94,26 +94,38 @@ def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
 GOOD = {b":method": b"GET", b":scheme": b"http", b":path": b"/v0/health", b":authority": b"t"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (b":path", b"?"),
-        (b":path", b"?a=b"),
-        (b":path", b"http://[t"),
-        (b":path", b"http://\xef\xbc\x8f/x"),
-        (b":authority", b"x" * 64),
-        (b":authority", b"x" * 5_000),
-        (b":authority", b"a..b"),
-        (b":authority", b"."),
-    ],
-    ids=lambda value: value.decode("latin-1")[:12],
-)
-def test_no_head_is_a_fault_of_the_server(stage: Scene, field: bytes, value: bytes) -> None:
-    block = bytes(hpack.Encoder().encode(list({**GOOD, field: value}.items())))
+ODD_HEADS = [
+    (b":path", b"?"),
+    (b":path", b"?a=b"),
+    (b":path", b"v0"),
+    (b":path", b"http://[t"),
+    (b":path", b"http://\xef\xbc\x8f/x"),
+    (b":authority", b"x" * 64),
+    (b":authority", b"x" * 5_000),
+    (b":authority", b"a..b"),
+    (b":authority", b"."),
+]
+
+
+def _answer_to(stage: Scene, fields: list[tuple[bytes, bytes]]) -> H2Talk:
+    block = bytes(hpack.Encoder().encode(fields))
     said = PREFACE + settings().encode() + Frame(HEADERS, END_HEADERS | END_STREAM, 1, block).encode()
     (outcome,) = stage.player.play([Case(1, "head", [said], "quiet")])
-    talk = read_h2(outcome.received, clean=False)  # raises for a 500
+    return read_h2(outcome.received, clean=False)  # raises for a 500, and for an answer without an id
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), ODD_HEADS, ids=[f"{name.decode()}={value[:20]!r}" for name, value in ODD_HEADS]
+)
+def test_no_head_is_a_fault_of_the_server(stage: Scene, field: bytes, value: bytes) -> None:
+    talk = _answer_to(stage, list({**GOOD, field: value}.items()))
     assert talk.replies or talk.resets or talk.goaway is not None
+
+
+def test_a_refused_head_has_an_id_too(stage: Scene) -> None:
+    talk = _answer_to(stage, [*GOOD.items(), *((b"x-%d" % number, b"v") for number in range(101))])
+    assert talk.replies[1].status == 431
+    assert talk.replies[1].code == "header_too_large"
 
 
 def test_a_stream_that_is_cancelled_takes_nothing_of_the_others(stage: Scene) -> None:

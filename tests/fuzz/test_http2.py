@@ -49,7 +49,7 @@ def append_honestly(stage: Scene) -> None:
 
 @pytest.mark.timeout(time_limit_s())
 def test_mutated_frames(tmp_path: Path) -> None:
-    with scene(tmp_path, FAMILY, keys=True) as stage:
+    with scene(tmp_path, FAMILY, keys=True, TOPICS_LOG="debug") as stage:
         warm_at = int(CASES * WARM_UP)
         for batch in batches(CASES, BATCH):
             stage.furnish()

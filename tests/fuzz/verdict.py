@@ -20,6 +20,7 @@ from topics.errors import STATUS
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 (\d{3}) ([ -~]*)\Z")
 _HEADER = re.compile(rb"([A-Za-z0-9-]+): ([\x20-\x7e\x80-\xff]*)\Z")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
 JSON_TYPE = "application/json"
 
 
@@ -61,10 +62,16 @@ def read_json(text: bytes) -> Any:
     return json.loads(text, parse_constant=_no_constant, parse_int=_whole_number)
 
 
+def _check_id(reply: Reply) -> None:
+    if _REQUEST_ID.match(reply.headers.get("x-request-id", "")) is None:
+        raise Wrong(f"{reply.status} without a request id that may be: {reply.headers}")
+
+
 def check_reply(reply: Reply, *, bodiless: bool = False) -> None:
     status = reply.status
     if not 200 <= status < 500 and status != 505:
         raise Wrong(f"{status}: {reply.body[:500]!r}")
+    _check_id(reply)
     kind = reply.headers.get("content-type", "").partition(";")[0]
     if bodiless or reply.is_stream or kind == "text/plain":
         return
@@ -137,6 +144,7 @@ def read_replies(received: bytes, *, clean: bool, may_be_bodiless: bool = False)
             continue
         reply = Reply(status, headers, b"")
         if status == 101 or reply.is_stream:
+            _check_id(reply)
             replies.append(reply)
             return replies, received[at:]
         length = headers.get("content-length", "")
@@ -252,6 +260,7 @@ def read_h2(received: bytes, *, clean: bool) -> H2Talk:
         whole = number in ended and number not in talk.resets and not reply.is_stream
         if not 200 <= reply.status < 500:
             raise Wrong(f"{reply.status}: {reply.body[:500]!r}")
+        _check_id(reply)
         if reply.status == 200 and "content-type" not in reply.headers:
             read_socket(reply.body)  # a tunnel
         elif whole:
