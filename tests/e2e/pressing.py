@@ -193,7 +193,7 @@ class Writer:
         body = {"records": [{"data": [self.name, number], "node": "n"}], **fields}
         status, content = self._answer(body)
         self.statuses[status] += 1
-        if status == 429:
+        if status in (429, 503):
             time.sleep(0.003)  # impolite on purpose
             return
         assert status in (200, 201), content
@@ -206,6 +206,8 @@ class Writer:
         if isinstance(answer, Answer):
             if answer.status == 429:
                 assert_throttled(answer)
+            elif answer.status == 503:
+                assert answer.error == "storage_full", answer
             return answer.status, answer.json
         if answer["op"] == "error":
             assert answer["code"] == "throttled", answer
