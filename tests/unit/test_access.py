@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from typing import Any
 
 import pytest
@@ -118,3 +119,19 @@ def test_asked_for_it_is_written_whatever_the_level() -> None:
     access.note(**REQUEST)
     access.flush()
     assert len(log.puts) == 1
+
+
+@pytest.mark.parametrize("path", ["/v0/topics/a", "/v0/\xff\xfe" * 100, "/v0/" + "\u2028" * 8_000])
+def test_a_pipe_takes_each_write_in_one_piece(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Otherwise lines of other processes would come between: what is longer than PIPE_BUF may be torn."""
+    writes: list[str] = []
+    monkeypatch.setattr("sys.stderr.write", writes.append)
+    access = AccessLog(Log("gateway-0", "info"), prefix="0.1.")
+    for id in range(200):
+        access.note(**{**REQUEST, "id": id, "path": path})
+    access.flush()
+    assert all(len(text.encode()) <= select.PIPE_BUF and text.endswith("\n") for text in writes)
+    lines = [parse(line) for text in writes for line in text.removesuffix("\n").split("\n")]
+    assert [int(line["id"].removeprefix("0.1."), 16) for line in lines] == list(range(200))
+    assert all(path.startswith(line["path"]) for line in lines)
+    assert len(writes) < 200 or len(path) > 100  # several at a time, where they fit
