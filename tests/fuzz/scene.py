@@ -109,9 +109,15 @@ class Findings:
             f"    sent, {len(case.sent)} bytes, in {kept}; the first as base64: {sent}"
         )
 
+    def _one_of_each(self) -> list[str]:
+        """The first of each kind, by what was said about it, then the others."""
+        kinds = {text.partition("): ")[2][:40]: text for text in reversed(self.found)}
+        first = [text for text in self.found if text in kinds.values()]
+        return first + [text for text in self.found if text not in first]
+
     def say(self) -> None:
         if self.found:
-            shown = "\n".join(self.found[:8])
+            shown = "\n".join(self._one_of_each()[:8])
             raise AssertionError(
                 f"{len(self.found)} wrong in family {self.family}; again: TOPICS_FUZZ_SEED={SEED}\n{shown}"
             )
