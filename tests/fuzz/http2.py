@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import hpack
-from e2e.sockets import CLOSE, TEXT, frame, text_frame
+from e2e.sockets import CLOSE, TEXT
 
 from .http1 import ENDPOINTS, KEYS
 from .mutations import in_pieces, mutate, splice
@@ -31,6 +31,7 @@ from .verdict import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from .websocket import frame, text_frame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x4, 0x8, 0x20
@@ -143,7 +144,7 @@ def _add_tunnel(dice: Random, talk: Talk, stream: int, change: Callable[[Random,
         {"op": "subscribe", "topic": "log", "request_id": "s"},
         {"op": "publish", "topic": "log", "records": [{"data": 1}]},
     )
-    data = b"".join(text_frame(json.dumps(dice.choice(commands))) for _ in range(dice.randrange(4)))
+    data = b"".join(text_frame(json.dumps(dice.choice(commands)).encode()) for _ in range(dice.randrange(4)))
     data += dice.choice((b"", frame(CLOSE, b"\x03\xe8"), frame(TEXT, b"\xff"), frame(TEXT, b"{", announced=2**40)))
     if dice.random() < 0.4:
         data = mutate(dice, data)

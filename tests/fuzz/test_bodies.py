@@ -7,7 +7,6 @@ read back, to the byte.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +189,3 @@ def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
 
         keep()
         stage.finish()
-
-
-def test_the_run_is_as_large_as_it_says() -> None:
-    """Ten thousand cases at least, unless a run was asked to be shorter."""
-    if "TOPICS_FUZZ_CASES" not in os.environ:
-        from .dials import SHARES
-
-        assert sum(cases_of(family) for family in SHARES) >= 10_000

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from random import Random
 from typing import Any
 
-from e2e.sockets import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, handshake, text_frame
+from e2e import sockets
+from e2e.sockets import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, handshake, mask_bytes
 
 from .bodies import hostile_value, render
 from .mutations import in_pieces, mutate, splice
@@ -44,6 +46,24 @@ COMMANDS: tuple[dict[str, Any], ...] = (
 
 
 # --- frames ------------------------------------------------------------------------------------------
+
+
+def frame(opcode: int, payload: bytes = b"", *, masked: bool = True, **options: Any) -> bytes:
+    """One frame of a client, whose mask is not left to chance: a case is the same bytes in every run."""
+    plain = sockets.frame(opcode, payload, masked=False, **options)
+    if not masked:
+        return plain
+    at = len(plain) - len(payload)
+    mask = sha256(payload).digest()[:4]
+    return plain[:1] + bytes([plain[1] | 0x80]) + plain[2:at] + mask + mask_bytes(payload, mask)
+
+
+def text_frame(text: bytes, **options: Any) -> bytes:
+    return frame(TEXT, text, **options)
+
+
+def close_frame(code: int, reason: bytes = b"") -> bytes:
+    return frame(CLOSE, code.to_bytes(2, "big") + reason)
 
 
 def _command(dice: Random) -> bytes:
