@@ -151,6 +151,7 @@ def main() -> None:
         for number in range(ROUNDS):
             for client in path.clients:
                 client.sendall(REQUEST)
+            path.lane.begin_round()
             path.engine.begin_round(time.monotonic_ns())
             for name, step in steps:
                 started = time.perf_counter_ns()

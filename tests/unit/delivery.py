@@ -198,12 +198,13 @@ class Gateway:
         """What process.Gateway does between two waits."""
         self.bell.rung = False
         self._round()
-        self.stays_awake = self.calls.has_answers()
+        self.stays_awake = bool(self.lane.unfinished) or self.calls.has_answers()
 
     def _round(self) -> None:
         lane, calls, streams = self.lane, self.calls, self.streams
         lane.begin_round()
         streams.now_ns = self.now_ns
+        lane.go_on()
         for fd, event in self._events():
             lane.handle(fd, event)
         lane.send_runs()

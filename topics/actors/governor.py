@@ -21,6 +21,7 @@ from topics import limits
 
 _TICK_NS = limits.PRESSURE_TICK_MS * 1_000_000
 _HOLD_NS = limits.PRESSURE_HOLD_MS * 1_000_000
+_NEWS_NS = 10_000_000_000
 _LEAST_MS, _MOST_MS = limits.THROTTLE_RETRY_MS
 
 
@@ -45,6 +46,8 @@ class Governor:
         self._round_us = 0
         self._sync_us = 0
         self._ticked_ns = 0
+        self._told = Level.CALM
+        self._silent_ns = 0
         self._below_ns: int | None = None  # since when the pressure is less than the level says
 
     def ring(self, waiting: int, capacity: int) -> None:
@@ -85,6 +88,17 @@ class Governor:
             self.level = Level(before - 1)
             self._below_ns = now_ns
         return self.level is not before
+
+    def has_news(self, now_ns: int) -> bool:
+        """Whether a log should say where it stands: when it leaves calm or returns to it, and now and then when it
+        refuses. Between that it may go up and down several times a second."""
+        kind = min(self.level, Level.COALESCE) if self.level is not Level.REFUSE else Level.REFUSE
+        if kind == self._told or (kind == Level.COALESCE and self._told) or now_ns < self._silent_ns:
+            return False
+        if kind is Level.REFUSE:
+            self._silent_ns = now_ns + _NEWS_NS
+        self._told = kind
+        return True
 
     @property
     def next_tick_ns(self) -> int | None:

@@ -164,6 +164,7 @@ class TopicReport(_Message, frozen=True):
 class DropTopic(_Message, frozen=True):
     topic: str
     if_empty: bool
+    undo: bool = False  # only if it was made for a router, and nobody has used it since
 
 
 class TopicDropped(_Message, frozen=True):

@@ -26,7 +26,7 @@ from topics.storage.config import owner_of_name
 
 # The console script's entry point, without relying on where a package manager put the script.
 SERVE = [sys.executable, "-c", "from topics.cli.main import main; main()", "serve"]
-_NOT_PASSED_ON = ("HOST", "PORT", "PORT_FILE", "DATA_DIR", "COLD_DIR", "API_KEYS")
+_NOT_PASSED_ON = ("HOST", "PORT", "PORT_FILE", "DATA_DIR", "COLD_DIR", "API_KEYS", "API_KEYS_FILE", "CONFIG")
 
 
 class _Appended(msgspec.Struct):

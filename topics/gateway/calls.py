@@ -142,6 +142,7 @@ class Calls:
     # --- writes that wait ---
 
     def _must_wait(self, shard: int) -> bool:
+        self.pressure.look()
         return shard in self.pressure.refusing
 
     def release(self, now_ns: int) -> None:

@@ -10,16 +10,22 @@ _MAX_TRAILER = 8_192
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
+_CHUNKS_PER_TURN = 1_000
+
+
 class ChunkDecoder:
     def __init__(self, *, most: int) -> None:
         self._most = most
         self.body = bytearray()
         self._left = 0  # of the current chunk; -1: its CR LF is due
+        self.tired = False
         self._trailer = -1  # bytes of trailer seen, once the last chunk came
 
     def feed(self, data: bytes | bytearray, at: int) -> tuple[int, bool]:
-        """Take bytes from `at` on; returns where it stopped and whether the body is complete."""
-        while True:
+        """Take bytes from `at` on; returns where it stopped and whether the body is complete. Chunks can be very small:
+        it stops after a while though there is more (`tired`)."""
+        self.tired = False
+        for _ in range(_CHUNKS_PER_TURN):
             if self._left > 0:
                 part = data[at : at + self._left]
                 self.body += part
@@ -59,3 +65,5 @@ class ChunkDecoder:
                 self._trailer = 0
             elif len(self.body) + self._left > self._most:
                 raise too_large(self._most)
+        self.tired = True
+        return at, False

@@ -382,7 +382,7 @@ class ColdLane:
                     response = error_response(error)
                 given = tunnel.headers.get(b"x-request-id")
                 own = head.valid_request_id([] if given is None else [given])
-                self._note(life, response, own, "CONNECT", tunnel.target)
+                self._note(life, response, own, tunnel.method, tunnel.target)
                 self._give_slot(life)
                 response.headers += (self._id_header(life, own),)
                 if response.stream is None:
@@ -395,6 +395,8 @@ class ColdLane:
 
     def _open_socket(self, life: _Life, tunnel: Tunnel) -> Outcome:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
+        if tunnel.refusal is not None:
+            raise tunnel.refusal
         if tunnel.target.partition("?")[0] != "/v0/ws":
             self._routes.find("CONNECT", tunnel.target)
         route = self._routes.find("GET", tunnel.target)

@@ -41,7 +41,6 @@ from priority.priority import TooManyStreamsError
 
 from topics import limits
 from topics.errors import ApiError, invalid
-from topics.gateway.exchange import error_response
 
 _ASCII = bytes(range(128))
 _EVENTS = b"text/event-stream"
@@ -234,13 +233,9 @@ class Connection(H2Protocol):  # type: ignore[misc]
         self.stream_buffers[stream_id] = PacedBuffer(self.context.event_class)
         self.keep_alive_requests += 1
         headers = filter_pseudo_headers(request.headers)
-        if (refusal := _refusal(head, headers)) is not None:
-            tunnel = Tunnel(self, stream_id, head, {})
-            self.streams[stream_id] = tunnel
-            self.task_group.spawn(tunnel.run, refusal)
-            return
-        if head[b":method"] == b"CONNECT":
-            tunnel = Tunnel(self, stream_id, head, _joined(headers))
+        refusal = _refusal(head, headers)
+        if head[b":method"] == b"CONNECT" or refusal is not None:
+            tunnel = Tunnel(self, stream_id, head, _joined(headers), refusal)
             self.streams[stream_id] = tunnel
             self.task_group.spawn(tunnel.run, self._serve_tunnel)
             return
@@ -348,9 +343,16 @@ class Tunnel:
     idle = False
 
     def __init__(
-        self, connection: Connection, stream_id: int, head: dict[bytes, bytes], headers: dict[bytes, bytes]
+        self,
+        connection: Connection,
+        stream_id: int,
+        head: dict[bytes, bytes],
+        headers: dict[bytes, bytes],
+        refusal: ApiError | None = None,
     ) -> None:
         self.headers = headers
+        self.method = head[b":method"].decode("latin-1")
+        self.refusal = refusal  # it is none, but whoever serves tunnels answers it
         self.protocol = head.get(b":protocol", b"")
         self.target = (head.get(b":path") or head.get(b":authority", b"")).decode("latin-1")
         self.scope = trio.CancelScope()  # around everything that is done for it; ends with the stream
@@ -416,20 +418,13 @@ class Tunnel:
         await self._connection.stream_send(EndData(self._stream_id))
 
 
-def _refusal(head: dict[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> Serve | None:
+def _refusal(head: dict[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     """What nobody should have to read."""
     if len(headers) > limits.MAX_HEADERS:
-        error = ApiError("header_too_large", f"more than {limits.MAX_HEADERS} headers")
-    elif head[b":method"] != b"CONNECT" and not head[b":path"].startswith(b"/"):
-        error = invalid("the request target must be a path")
-    else:
-        return None
-    response = error_response(error)
-
-    async def refuse(tunnel: Tunnel) -> None:
-        await tunnel.answer(response.status, [(b"content-type", b"application/json")], bytes(response.body))
-
-    return refuse
+        return ApiError("header_too_large", f"more than {limits.MAX_HEADERS} headers")
+    if head[b":method"] != b"CONNECT" and not head[b":path"].startswith(b"/"):
+        return invalid("the request target must be a path")
+    return None
 
 
 def _joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

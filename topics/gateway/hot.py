@@ -14,6 +14,7 @@ What this lane does not speak, HTTP/2, is handed to the other with the bytes alr
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import time
@@ -43,6 +44,9 @@ _SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
 _DISCARD_MS = 2_000
+_ROUND_NS = 20_000_000  # how long a round takes requests: some are a lot of work, and others wait
+_CR = 13
+_BLANK_LINES = re.compile(rb"(?:\r\n)*")
 
 
 class HotLane:
@@ -79,6 +83,7 @@ class HotLane:
         self.send_dirty = self.sender.send_dirty
         self.listen = self.sender.listen
         self.connections: dict[int, Connection] = {}
+        self.unfinished: dict[Connection, None] = {}  # have sent requests that no round had time for yet
         self.requests = 0
         self._runs: dict[str, PlainRun] = {}  # by topic, gathered since they were last sent
         # One buffer for all: asking recv for a fresh one of this size costs more than the copy.
@@ -90,8 +95,18 @@ class HotLane:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """One deadline for all plain appends of a round."""
+        """One deadline for all plain appends of a round, and one until when it takes requests."""
+        self.late = False
+        self._until_ns = time.perf_counter_ns() + _ROUND_NS
         self.deadline_ms = time.monotonic_ns() // 1_000_000 + self._calls.timeout_ms
+
+    def go_on(self) -> None:
+        """Begin with those whose requests the last round had no time for, one after the other."""
+        while self.unfinished and not self.late:
+            connection = next(iter(self.unfinished))
+            del self.unfinished[connection]
+            if not connection.closed:
+                self._understand(connection, connection.buffer)
 
     # --- connections ---------------------------------------------------------------------------------
 
@@ -106,6 +121,7 @@ class HotLane:
         if connection.closed:
             return
         connection.closed = True
+        self.unfinished.pop(connection, None)
         del self.connections[connection.fd]
         if connection.starting is not None:
             connection.starting.discard()
@@ -129,7 +145,9 @@ class HotLane:
             if event & select.EPOLLOUT:
                 self.sender.send(connection)
             if event & (select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                if connection.interest & select.EPOLLIN:
+                if connection in self.unfinished:
+                    pass  # first what it has sent before
+                elif connection.interest & select.EPOLLIN:
                     self._receive(connection)
                 elif event & (select.EPOLLHUP | select.EPOLLERR):
                     self.close(connection)
@@ -244,13 +262,16 @@ class HotLane:
         at = 0
         size = len(data)
         while at < size and not connection.closing and not connection.held:
+            if self.late:
+                self.unfinished[connection] = None
+                break
             head = connection.head
             if head is None:
                 if len(connection.exchanges) >= limits.MAX_PIPELINED or connection.asks >= limits.MAX_PIPELINED_ASKS:
                     self.sender.set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
-                while data[at : at + 2] == b"\r\n":
-                    at += 2  # empty lines before a request line mean nothing
+                if data[at] == _CR and (blank := _BLANK_LINES.match(data, at)) is not None:
+                    at = blank.end()  # empty lines before a request line mean nothing
                 end = data.find(b"\r\n\r\n", at)
                 if end < 0:
                     if not self._partial_head(connection, data, at):
@@ -289,6 +310,8 @@ class HotLane:
                     self._refuse(connection, error, head)
                     return
                 if not complete:
+                    if connection.chunks.tired:
+                        self.unfinished[connection] = None
                     break
                 body = connection.chunks.body
                 connection.chunks = connection.head = None
@@ -357,6 +380,8 @@ class HotLane:
     def _request(self, connection: Connection, head: Head, body: bytes | bytearray) -> None:
         self.requests += 1
         started_ns = time.perf_counter_ns()
+        if started_ns > self._until_ns:
+            self.late = True  # this one, and then others get their turn
         slot, free = 0, True
         if self._slots is not None and head.key is not None:
             free = self._slots.take(head.key.number)
@@ -406,13 +431,15 @@ class HotLane:
                 connection.held = exchange.holds = True
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
                 self._calls.submit(outcome, exchange, exchange.id)
-                return
-            self._calls.submit(route.handler(request), exchange, exchange.id)
+            else:
+                self._calls.submit(route.handler(request), exchange, exchange.id)
         except ApiError as error:
             exchange.finish(error_response(error))
         except Exception as error:  # a bug costs one request, not the gateway
             self.on_fault(error, exchange.id)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
+        if time.perf_counter_ns() > self._until_ns:
+            self.late = True
 
     def _plain(
         self,

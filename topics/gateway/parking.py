@@ -6,6 +6,7 @@ shard says; together they take PARK_BYTES at most, and what comes on top is refu
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -26,7 +27,8 @@ class _Parked(msgspec.Struct, gc=False, eq=False):
 
 
 class Parking:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
         self._waiting: dict[int, deque[_Parked]] = {}
         self._bytes = 0
         self.now_ns = 0
@@ -42,7 +44,7 @@ class Parking:
         if self._bytes + len(call.body) > limits.PARK_BYTES:
             return False
         self._bytes += len(call.body)
-        self._waiting.setdefault(call.shard, deque()).append(_Parked(call, sink, id, self.now_ns))
+        self._waiting.setdefault(call.shard, deque()).append(_Parked(call, sink, id, self._clock()))
         return True
 
     def release(self, now_ns: int, *, waits: Callable[[int], bool], send: Callable[[Call, Sink, int], bool]) -> None:

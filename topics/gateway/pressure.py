@@ -33,7 +33,8 @@ class Pressure:
                 self.refusing[shard] = words[Word.THROTTLE_MS]
 
     def check(self, shard: int) -> None:
-        """Raise 429 if this shard takes nothing new."""
+        """Raise 429 if this shard takes nothing new, now: a request may come outside of rounds."""
+        self.look()
         if self.refusing and shard in self.refusing:
             raise under_pressure(self.refusing[shard])
 

@@ -117,7 +117,7 @@ class Gateway:
         self._idle = Idle(
             context.bell,
             spin_us=spin_us(settings.spin_us, processes=processes),
-            has_work=self._calls.has_answers,
+            has_work=self._has_work,
             next_deadline_ns=self._next_due_ns,
             row=context.row,
         )
@@ -166,6 +166,7 @@ class Gateway:
             hot.begin_round()
             streams.now_ns = time.monotonic_ns()
             self._govern(streams.now_ns)
+            hot.go_on()
             for _ in range(_GATHER):
                 for fd, event in events:
                     if fd == listener_fd:
@@ -173,7 +174,7 @@ class Gateway:
                     else:
                         hot.handle(fd, event)
                 # What arrived meanwhile joins this round: larger rounds, fewer wake-ups of the shards.
-                if len(events) < 2 or not (events := idle.poll()):
+                if len(events) < 2 or hot.late or not (events := idle.poll()):
                     break
             hot.send_runs()
             calls.flush()
@@ -197,6 +198,9 @@ class Gateway:
                 self._sweep(now)
         idle.close()
 
+    def _has_work(self) -> bool:
+        return bool(self._hot.unfinished) or self._calls.has_answers()
+
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
         calm = self._accepting and not self._hot.connections and not len(self._streams)
@@ -211,6 +215,7 @@ class Gateway:
         governor.round(self._idle.round_us)
         if governor.tick(now_ns):
             self._context.row.words[Word.PRESSURE] = governor.level
+        if governor.has_news(now_ns):
             self._context.log.info("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
         pressure.look()
         self._calls.release(now_ns)
@@ -219,6 +224,8 @@ class Gateway:
         """What was asked outside of a round goes out now."""
         self._hot.send_runs()
         self._calls.flush()
+        if len(self._calls.parking):
+            self._context.bell.ring_always()  # the loop may sleep for longer than these should wait
 
     def _sweep(self, now: int) -> None:
         self._calls.expire()

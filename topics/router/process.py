@@ -432,7 +432,7 @@ class Router:
             return first, await self._ensure(dest)
         except ApiError:
             if not existed:  # no phantom of a router that was refused
-                head = messages.DropTopic(source, True)
+                head = messages.DropTopic(source, True, undo=True)
                 await self._asks.ask(owner_of_name(source, self._shards), Op.DROP_TOPIC, head)
             raise
 

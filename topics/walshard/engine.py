@@ -309,8 +309,6 @@ class Engine:
 
     def publish_totals(self) -> None:
         """For the limits that all shards share: before the answers go out."""
-        if not self.pipes.deriving:
-            self.quota.rebuilt()
         self.quota.publish(self.topic_count, self.totals.bytes + self.totals.pending_bytes)
 
     def _new_topic(self, request: messages.Append, now: int) -> Topic:
@@ -368,10 +366,12 @@ class Engine:
             config = before = request.config
             self.commit.make_room(CONTROL_BYTES)
             topic = self._create(request.topic, config, now)
+            topic.for_router = request.create_only
         elif request.create_only:
             return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(False, topic.config))
         else:
             before = topic.config
+            topic.for_router = False  # a client knows of it now
             if request.type is not None and request.type != before.type:
                 raise ApiError(
                     "topic_exists_incompatible",
@@ -435,6 +435,8 @@ class Engine:
         if topic is None:
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
         self.refresh(topic)
+        if request.undo and (topic.head_seq or topic.pending_records or not topic.for_router):
+            return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
         if request.if_empty and (topic.count or topic.pending_records):
             count = topic.count + topic.pending_records
             raise ApiError(

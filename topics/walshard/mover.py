@@ -42,6 +42,7 @@ from topics.walshard.wal import WalFile
 
 _RETRY_MS = 1_000
 _EXPIRE_MS = 60_000
+_EXPIRE_SOON_MS = 1_000  # where what has expired takes room from others
 _PATIENCE = 5
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 
@@ -131,7 +132,7 @@ class Mover:
         if now < self._retry_ms:
             return True
         if now >= self._expire_ms:
-            self._expire_ms = now + _EXPIRE_MS
+            self._expire_ms = now + (_EXPIRE_SOON_MS if engine.settings.max_total_bytes else _EXPIRE_MS)
             for each in engine.topics.values():
                 retention.expire(each, now_ms=now)  # nobody may ever look at it again
                 engine.jobs.look(each)

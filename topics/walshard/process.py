@@ -250,7 +250,7 @@ class Shard:
         engine.tails.deferring = governor.level >= Level.DEFER
         words[Word.THROTTLE_MS] = governor.retry_after_ms
         words[Word.PRESSURE] = governor.level
-        if changed:
+        if governor.has_news(now_ns):
             log = self._context.log.warning if governor.level is Level.REFUSE else self._context.log.info
             log("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
 

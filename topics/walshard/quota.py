@@ -2,7 +2,8 @@
 
 Rules: a shard writes down what it is about to have before it looks at what the others have; so of two that race for the
 last of something both may be refused, and never do both get it. What a shard that is being restarted held still counts.
-One that has never said what it holds, because the server has just started, makes others wait.
+One that has never said what it holds, because the server has just started, makes others wait; so do copies of routers
+that are being made again.
 """
 
 from __future__ import annotations
@@ -25,16 +26,10 @@ class Quota:
         self._most_bytes = settings.max_total_bytes
         self._mine = mine
         self._others = others
-        self._held_before = 0 if mine is None else mine[Word.CLAIMED_BYTES]  # by a process before this one
-
-    def rebuilt(self) -> None:
-        """All copies that were lost with the process before this one are made again."""
-        self._held_before = 0
 
     def publish(self, topics: int, size: int) -> None:
-        """What this shard has, or will have again when its copies are made: nobody else may take their room."""
+        """What this shard has."""
         if self._mine is not None:
-            size = max(size, self._held_before)
             self._mine.words[Word.CLAIMED_TOPICS] = topics
             self._mine.words[Word.CLAIMED_BYTES] = size
             self._mine.words[Word.TOTALS_KNOWN] = 1
@@ -48,11 +43,15 @@ class Quota:
         self.publish(topics + new_topic, size + more)
         with _fence:
             pass
-        all_topics, all_bytes = topics + new_topic, max(size + more, self._held_before)
+        all_topics, all_bytes = topics + new_topic, size + more
         try:
+            if wants_bytes and self._mine is not None and self._mine[Word.DERIVING]:
+                raise _copying(self._mine.name)
             for row in self._others:
                 if not row[Word.TOTALS_KNOWN] and row.state is not State.FAILED:
                     raise ApiError("not_ready", f"{row.name} has not recovered yet. Retry", retry_after_s=1)
+                if wants_bytes and row[Word.DERIVING]:
+                    raise _copying(row.name)
                 all_topics += row[Word.CLAIMED_TOPICS]
                 all_bytes += row[Word.CLAIMED_BYTES]
             if wants_topic and all_topics > self._most_topics:
@@ -62,3 +61,8 @@ class Quota:
         except ApiError:
             self.publish(topics, size)
             raise
+
+
+def _copying(shard: str) -> ApiError:
+    """Copies that were lost with a process still have their room; how much that is will be known when they are made."""
+    return ApiError("not_ready", f"{shard} makes copies again that were lost in a restart. Retry", retry_after_s=1)

@@ -93,6 +93,7 @@ class Topic:
         self.completed = 0  # of a queue: jobs deleted by acks, since the process started ...
         self.completing = 0  # ... and how many of those deletes wait for their sync
         self.dropped = False
+        self.for_router = False  # made for a router, and no client has been told of it
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
         self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
         self._encoded: bytes | None = None
