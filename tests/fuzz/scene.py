@@ -53,6 +53,13 @@ SETTINGS: dict[str, object] = {
     "TOPICS_MAX_INFLIGHT_PER_KEY": SLOTS,
 }
 
+# For families whose clients keep their connections: a busy machine must not make them look slow.
+PATIENT: dict[str, object] = {
+    "TOPICS_HEAD_TIMEOUT_MS": 20_000,
+    "TOPICS_BODY_TIMEOUT_MS": 20_000,
+    "TOPICS_IDLE_TIMEOUT_MS": 20_000,
+}
+
 # What memory may grow by between the warm-up and the end. The gateway remembers up to 4096 request heads of up to
 # 2 KiB with what they mean, some 6 KiB each, and forgets all of them when there are more: up to 24 MiB that come and
 # go. The others keep what was created, which the limits above bound. What the allocator keeps of freed blocks is in

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from .bodies import ENDPOINTS, hostile_request
 from .dials import SEED, batches, cases_of, dice, time_limit_s
 from .player import Case, Outcome, Player
-from .scene import Scene, scene
+from .scene import PATIENT, Scene, scene
 from .verdict import Reply, Wrong, check_reply, read_replies
 
 pytestmark = pytest.mark.e2e
@@ -69,7 +69,7 @@ def ask_by_http2(stage: Scene, number: int, asked: Asked) -> None:
 @pytest.mark.timeout(time_limit_s())
 def test_hostile_bodies(tmp_path: Path) -> None:
     talkative = {"TOPICS_LOG": "debug", "TOPICS_LOG_FORMAT": "json"}
-    with scene(tmp_path, FAMILY, TOPICS_IDLE_TIMEOUT_MS=20_000, **talkative) as stage:
+    with scene(tmp_path, FAMILY, **PATIENT, **talkative) as stage:
         # A read of a log that somebody has emptied may wait for 30 s, if it was told to.
         stage.player = Player(stage.server.port, deadline_s=45.0)
         warm_at = int(CASES * WARM_UP)
@@ -124,7 +124,7 @@ def _requests(draw: st.DrawFn) -> tuple[str, str, bytes | None]:
 @pytest.mark.timeout(time_limit_s())
 def test_any_value_in_any_field(tmp_path: Path) -> None:
     """One answer, and one below 500."""
-    with scene(tmp_path, "values", TOPICS_IDLE_TIMEOUT_MS=20_000) as stage:
+    with scene(tmp_path, "values", **PATIENT) as stage:
         stage.furnish()
 
         @seed(SEED)
@@ -159,7 +159,8 @@ def test_any_value_in_any_field(tmp_path: Path) -> None:
 @pytest.mark.timeout(time_limit_s())
 def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
     """Data is kept to the byte, however odd: spaces, number spellings, escapes, what can't be read as text."""
-    with scene(tmp_path, "data", TOPICS_IDLE_TIMEOUT_MS=20_000) as stage, Wire(stage.server.port) as wire:
+    with scene(tmp_path, "data", **PATIENT) as stage:
+        wire = Wire(stage.server.port)
         numbers = iter(range(10**9))
 
         @seed(SEED)
@@ -187,5 +188,8 @@ def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
             found = [bytes(record.data) for record in msgspec.json.decode(page.raw, type=_Page).records]
             assert found == texts
 
-        keep()
+        try:
+            keep()
+        finally:
+            wire.close()
         stage.finish()

@@ -17,7 +17,7 @@ from e2e.wire import Wire, request
 from .dials import SEED
 from .http2 import END_HEADERS, END_STREAM, PREFACE, Frame, settings
 from .player import Case
-from .scene import Scene, memory_of, scene
+from .scene import PATIENT, Scene, memory_of, scene
 from .verdict import HEADERS, H2Talk, check_events, read_h2, read_replies, read_socket
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("found"), "found", TOPICS_IDLE_TIMEOUT_MS=30_000) as opened:
+    with scene(tmp_path_factory.mktemp("found"), "found", **PATIENT) as opened:
         opened.furnish()
         yield opened
         opened.finish()
