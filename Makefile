@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test lint unit e2e browser recovery bench clean
+.PHONY: setup run test lint unit e2e fuzz browser recovery bench clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,10 @@ unit: setup
 
 e2e: setup
 	$(BIN)/pytest tests/e2e
+
+# TOPICS_FUZZ_CASES=200000 make fuzz for a long one; TOPICS_FUZZ_SEED repeats one.
+fuzz: setup
+	$(BIN)/pytest tests/fuzz
 
 # The browser tests need Chromium. Where root can have it installed, it is; elsewhere they are skipped.
 define want_chromium

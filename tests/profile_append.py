@@ -114,6 +114,9 @@ class Path:
         def receive() -> None:
             for fd in connections:
                 lane.handle(fd, select.EPOLLIN)
+            while lane.unfinished:  # the machine was busy with something else
+                lane.begin_round()
+                lane.go_on()
 
         def push() -> None:
             lane.send_runs()
