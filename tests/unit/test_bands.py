@@ -315,6 +315,24 @@ def test_nobody_is_pushed_to_who_is_not_ready_and_it_keeps_its_place() -> None:
     assert stage.serve() == ["a", "d"]
 
 
+def test_who_leaves_while_others_are_served_is_not_pushed_to() -> None:
+    """A push may find that a topic is damaged, and end what others wanted of it."""
+    stage = Stage()
+    for name in "abc":
+        stage.wants(name, 0, backlog=1)
+    push = stage._push
+
+    def push_and_forget(item: str) -> int:
+        if item == "a":
+            stage.bands.discard("b")
+            del stage.since_ms["b"]
+        return push(item)
+
+    stage._push = push_and_forget  # type: ignore[method-assign]
+    assert stage.serve() == ["a", "c"]
+    assert len(stage.bands) == 0
+
+
 def test_a_band_alone_is_served_to_the_end_in_one_turn() -> None:
     stage = Stage()
     looks = itertools.count()

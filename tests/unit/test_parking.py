@@ -31,8 +31,8 @@ class Play:
     """A parking lot, shards that refuse, and rings that may be full."""
 
     def __init__(self) -> None:
-        self.parking = Parking()
         self.now_ns = 7_000 * MS
+        self.parking = Parking(lambda: self.now_ns)
         self.refusing: set[int] = set()
         self.full: set[int] = set()
         self.room: int | None = None  # so many more are taken; None: any number
@@ -94,6 +94,17 @@ def test_each_is_told_how_long_it_has_waited(play: Play) -> None:
     play.refusing = set()
     play.look(100)
     assert play.waited_us == {1: 350_500, 2: 100_500}
+
+
+def test_the_wait_begins_when_it_is_parked_and_not_with_the_last_round(play: Play) -> None:
+    """Requests come between rounds too, and a gateway may have slept for long."""
+    play.refusing = {0}
+    play.now_ns += 60_000 * MS
+    play.park(1)
+    assert play.look(limits.PARK_MS - 1) == []
+    play.refusing = set()
+    assert play.look() == [1]
+    assert play.waited_us == {1: (limits.PARK_MS - 1) * 1_000}
 
 
 def test_shards_do_not_wait_for_each_other(play: Play) -> None:

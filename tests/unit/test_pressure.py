@@ -68,20 +68,31 @@ def test_each_shard_speaks_for_itself_and_says_how_long(rows: list[Row]) -> None
     assert pressure.refusing == {0: 300, 2: 4_200}
 
 
-def test_it_is_what_it_was_when_it_last_looked(rows: list[Row]) -> None:
+def test_who_asks_gets_what_is_true_now(rows: list[Row]) -> None:
+    """A request may come when nobody has looked for long."""
     pressure = Pressure(rows)
-    press(rows[0], Level.REFUSE)
     assert refused(pressure) == set()
-    pressure.look()
+    press(rows[0], Level.REFUSE)
     assert refused(pressure) == {0}
     press(rows[0], Level.DEFER)
     press(rows[1], Level.REFUSE)
-    assert refused(pressure) == {0}
-    pressure.look()
     assert refused(pressure) == {1}
     press(rows[1], Level.CALM)
-    pressure.look()
     assert refused(pressure) == set()
+
+
+def test_a_look_forgets_what_was(rows: list[Row]) -> None:
+    pressure = Pressure(rows)
+    press(rows[0], Level.REFUSE)
+    pressure.look()
+    assert pressure.refusing.keys() == {0}
+    press(rows[0], Level.DEFER)
+    press(rows[1], Level.REFUSE)
+    pressure.look()
+    assert pressure.refusing.keys() == {1}
+    press(rows[1], Level.CALM)
+    pressure.look()
+    assert not pressure.refusing
 
 
 def test_its_own_governor_speaks_for_all(rows: list[Row]) -> None:
