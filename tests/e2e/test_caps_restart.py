@@ -250,7 +250,7 @@ OTHERS = [fresh_on(shard, SHARDS, "other") for shard in range(SHARDS)]
 def write_where_there_is_no_room(server: Server) -> int:
     """To every shard, for a while; how often it was let through."""
     written = 0
-    with Wire(server.port) as wire:
+    with wire_to_whoever_is_there(server) as wire:
         for topic in OTHERS:  # its shard is there
             asked = request("GET", f"/v0/topics/{topic}")
             assert insist(lambda asked=asked: wire.ask(asked)).status == 200  # type: ignore[misc]
@@ -291,7 +291,7 @@ def test_copies_that_are_made_again_by_the_next_server_have_their_room(start: St
     """Likewise, where nobody is left who remembers how much there was."""
     with full_of_copies(start) as (server, source, dest):
         server.kill()
-        again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=5_000)
+        again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
         with slow_to_recover(again, "router"):
             eventually(
                 lambda: {line.state for line in again.ps().processes if line.name.startswith("shard")} == {"ready"}
@@ -339,6 +339,14 @@ def slow_to_recover(server: Server, name: str) -> Iterator[int]:
         os.kill(pid, signal.SIGCONT)
 
 
+def wire_to_whoever_is_there(server: Server) -> Wire:
+    """To a server that is starting. Its port is open before anybody is there to answer."""
+    wire = Wire(server.port)
+    wire.sock.settimeout(BACK_S)
+    assert wire.ask(request("GET", "/v0/health")).status == 200
+    return wire
+
+
 @pytest.mark.parametrize(("ending", "slow"), [("stop", 0), ("kill", SHARDS - 1)])
 def test_nothing_is_made_before_all_shards_have_said_what_they_hold(start: Start, ending: str, slow: int) -> None:
     """The one that is slow holds nearly everything; the others have room of their own, and do not use it."""
@@ -349,8 +357,8 @@ def test_nothing_is_made_before_all_shards_have_said_what_they_hold(start: Start
         for name in holds:
             assert api.append(name, text(3_000)).status == 201
     server.stop() if ending == "stop" else server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=5_000)
-    with slow_to_recover(again, f"shard-{slow}"), Wire(again.port) as wire:
+    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
+    with slow_to_recover(again, f"shard-{slow}"), wire_to_whoever_is_there(again) as wire:
         assert wire.ask(request("GET", "/v0/ready")).refusal == (503, "not_ready")
         statuses = set()
         for _ in until(1.0):
@@ -378,7 +386,7 @@ def test_a_shard_that_dies_before_it_has_said_what_it_holds_still_makes_others_w
         for name in holds:
             assert api.append(name, text(3_000)).status == 201
     server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=5_000)
+    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
     pid = again.pid_of("shard-1")
     os.kill(pid, signal.SIGSTOP)
     with wire_to_whoever_is_there(again) as wire:
@@ -400,13 +408,6 @@ def test_a_shard_that_dies_before_it_has_said_what_it_holds_still_makes_others_w
         assert_capped(api.put(fresh_on(0, SHARDS)), "max_topics", TOPICS)
 
 
-def wire_to_whoever_is_there(server: Server) -> Wire:
-    """While a server starts; the gateway that answers may stay the only one for a while."""
-    wire = Wire(server.port)
-    wire.ask(request("GET", "/v0/health"))
-    return wire
-
-
 def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_they_hold(start: Start) -> None:
     """A topic that is there is of a shard that is ready; the quota is not its alone."""
     server = start()
@@ -416,8 +417,8 @@ def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_th
         api.put(light, durability="fsync")
         assert api.append(heavy, text(BYTES - 1_000)).status == 200
     server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=5_000)
-    with slow_to_recover(again, "shard-0"), Wire(again.port) as wire:
+    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
+    with slow_to_recover(again, "shard-0"), wire_to_whoever_is_there(again) as wire:
         for _ in until(1.0):
             answer = wire.ask(append_request(light, text(1_001)))
             if answer.status == 200:
