@@ -102,11 +102,19 @@ class HotLane:
 
     def go_on(self) -> None:
         """Begin with those whose requests the last round had no time for, one after the other."""
-        while self.unfinished and not self.late:
-            connection = next(iter(self.unfinished))
+        for connection in list(self.unfinished):
+            if self.late:
+                break
             del self.unfinished[connection]
-            if not connection.closed:
-                self._understand(connection, connection.buffer)
+            self._understand(connection, connection.buffer)
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        if time.perf_counter_ns() > self._until_ns:
+            self.late = True
+            self.on_late()
+
+    on_late: Callable[[], None] = staticmethod(lambda: None)  # we are alive, and busy
 
     # --- connections ---------------------------------------------------------------------------------
 
@@ -438,8 +446,7 @@ class HotLane:
         except Exception as error:  # a bug costs one request, not the gateway
             self.on_fault(error, exchange.id)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
-        if time.perf_counter_ns() > self._until_ns:
-            self.late = True
+        self._look_at_clock()
 
     def _plain(
         self,

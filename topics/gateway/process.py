@@ -135,6 +135,7 @@ class Gateway:
             access=self._access,
         )
         self._hot.on_fault = self._fault
+        self._hot.on_late = context.beat
         self._streams.publish = self._hot.add_plain
         self._streams.send_runs = self._hot.send_runs
         self.cold.flush = self._flush  # type: ignore[method-assign]
