@@ -219,6 +219,22 @@ def test_refusals_of_a_server_with_little_patience_have_one(small_server: Server
     assert OURS.fullmatch(headers[NAME]), headers
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [("/v0/health", 200, 431), ("v0/health", 0, 400), ("/v0/" + "a" * 9_000, 0, 414)],
+    ids=["many headers", "no path", "a long target"],
+)
+@pytest.mark.parametrize("named", [False, True], ids=["ours", "theirs"])
+def test_heads_that_are_refused_over_http2_have_one(
+    server: Server, path: str, headers: int, status: int, named: bool
+) -> None:
+    given = [(f"a{number}", "b") for number in range(headers)] + ([(NAME, "mine")] if named else [])
+    with H2Wire(server.port) as wire:
+        stream = wire.finish(wire.open("GET", path, *given, end=True))
+    assert int(stream.headers[":status"]) == status
+    assert stream.headers[NAME] == "mine" if named else OURS.fullmatch(stream.headers[NAME])
+
+
 def test_the_answer_to_a_body_that_does_not_come_over_http2_has_one(small_server: Server) -> None:
     with H2Wire(small_server.port) as wire:
         number = wire.open("POST", "/v0/topics/x", ("content-type", "application/json"))
