@@ -312,6 +312,37 @@ def test_switched_off_it_stays_calm(signal: str) -> None:
     assert play.governor.next_tick_ns is None
 
 
+# --- what is logged ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.8, 1.0, 2.0]), max_size=120))
+@examples(100)
+def test_the_last_word_is_the_truth_and_there_are_not_too_many(pressures: list[float]) -> None:
+    """Asked after every tick; then it is calm for as long as any silence lasts."""
+    play = Play()
+    told: list[tuple[int, Level]] = []
+    for pressure in (*pressures, *[0.0] * 600):
+        play.tick(pressure)
+        if play.governor.has_news(play.now_ns):
+            told.append((play.now_ns, play.level))
+    assert play.level is Level.CALM
+    if any(pressure >= LEAST[Level.COALESCE] for pressure in pressures):
+        assert told
+        assert told[-1][1] is Level.CALM
+    for at, _ in told:
+        assert sum(at <= other < at + 10_000_000_000 for other, _ in told) <= 30
+
+
+def test_that_it_refuses_is_said_at_once(play: Play) -> None:
+    words = []
+    for _ in range(4):
+        play.tick(1.0)
+        if play.governor.has_news(play.now_ns):
+            words.append(play.level)
+    assert words[0] is Level.COALESCE
+    assert words[-1] is Level.REFUSE
+
+
 # --- any history -------------------------------------------------------------------------------------
 
 
