@@ -344,6 +344,16 @@ def test_a_band_alone_is_served_to_the_end_in_one_turn() -> None:
     assert next(looks) < 60, "no turns are spent on a share that nobody else wants"
 
 
+def test_a_band_is_no_longer_alone_when_one_of_it_falls_into_another() -> None:
+    stage = Stage()
+    stage.wants("a", lowest_of(8))
+    stage.wants("b", lowest_of(8))
+    stage.priorities["a"] = lowest_of(4)  # from its first push on
+    stage.serve(budget=10 * 14 * QUANTUM)
+    assert stage.taken["a"] == pytest.approx(10 * 5 * QUANTUM, rel=0.15)
+    assert stage.taken["b"] == pytest.approx(10 * 9 * QUANTUM, rel=0.15)
+
+
 def test_a_turn_gives_each_band_its_share() -> None:
     stage = Stage()
     for band in range(9):

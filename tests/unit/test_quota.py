@@ -153,7 +153,7 @@ def test_what_is_being_restarted_still_holds_what_it_held(board: Board) -> None:
         assert refusal(quota, 0, 0, more=11) is not None
 
 
-@pytest.mark.parametrize("state", [State.STARTING, State.RECOVERING])
+@pytest.mark.parametrize("state", [State.EMPTY, State.STARTING, State.RECOVERING, State.BACKOFF])
 def test_one_that_has_never_said_what_it_holds_is_waited_for(state: State) -> None:
     board = make_board(2)
     row = board.rows()[1]
@@ -169,6 +169,34 @@ def test_one_that_has_never_said_what_it_holds_is_waited_for(state: State) -> No
     assert refusal(quota, 2, 20) is None
     quota_of(board, 1).publish(1, 10)
     assert refusal(quota, 2, 20, new_topic=True, more=1) is None
+    board.close()
+
+
+def test_one_that_will_never_say_it_is_not_waited_for() -> None:
+    """It is not started again before an operator has looked; the others go on."""
+    board = make_board(2)
+    row = board.rows()[1]
+    row.set(Word.STATE, State.FAILED)
+    row.set(Word.TOTALS_KNOWN, 0)
+    assert refusal(quota_of(board, 0, max_topics=10, max_total_bytes=100), 2, 20, new_topic=True, more=1) is None
+    board.close()
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_while_copies_are_made_again_nobody_takes_their_room(shard: int) -> None:
+    """How many bytes they will be is not known yet; topics are."""
+    board = make_board(2)
+    board.rows()[shard].set(Word.DERIVING, 1)
+    quota = quota_of(board, 0, max_topics=10, max_total_bytes=100)
+    error = refusal(quota, 2, 20, more=1)
+    assert error is not None
+    assert (error.code, error.status) == ("not_ready", 503)
+    assert error.retry_after_s is not None
+    assert held(board.rows()[0]) == (2, 20)
+    assert refusal(quota, 2, 20, new_topic=True) is None
+    assert refusal(quota_of(board, 0, max_topics=10), 2, 20, new_topic=True, more=1) is None, "without a limit, no room"
+    board.rows()[shard].set(Word.DERIVING, 0)
+    assert refusal(quota, 2, 20, more=1) is None
     board.close()
 
 
