@@ -93,7 +93,7 @@ class Governor:
         """Whether a log should say where it stands: when it leaves calm or returns to it, and now and then when it
         refuses. Between that it may go up and down several times a second."""
         kind = min(self.level, Level.COALESCE) if self.level is not Level.REFUSE else Level.REFUSE
-        if kind == self._told or (kind == Level.COALESCE and self._told) or now_ns < self._silent_ns:
+        if kind == self._told or (kind is not Level.CALM and (kind < self._told or now_ns < self._silent_ns)):
             return False
         if kind is Level.REFUSE:
             self._silent_ns = now_ns + _NEWS_NS

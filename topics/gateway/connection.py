@@ -91,6 +91,7 @@ class Connection:
         "fd",
         "frames",
         "head",
+        "head_bytes",
         "held",
         "interest",
         "lane",
@@ -117,6 +118,7 @@ class Connection:
         self.buffer: bytes | bytearray = EMPTY  # received, not yet understood
         self.head: Head | None = None  # of the request whose body is arriving
         self.chunks: ChunkDecoder | None = None
+        self.head_bytes = 0  # of the last head
         self.large: bytearray | None = None  # a large body, so far
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()

@@ -63,9 +63,7 @@ class Server(TCPServer):  # type: ignore[misc]
     async def protocol_send(self, event: Any) -> None:
         if isinstance(event, RawData):
             with trio.CancelScope(shield=True):
-                self._sends_since = self._sends_since or trio.current_time()
-                await super().protocol_send(event)
-                self._sends_since = None
+                await self._send(event.data)
         elif isinstance(event, Updated):
             idle_s = self.config.keep_alive_timeout if event.idle else math.inf
             self._scope.deadline = trio.current_time() + idle_s
@@ -91,6 +89,18 @@ class Server(TCPServer):  # type: ignore[misc]
                 finally:
                     scope.cancel()
                     await self.stream.aclose()  # a send is shielded; this ends it
+
+    async def _send(self, data: bytes) -> None:
+        gone = False
+        async with self.send_lock:
+            self._sends_since = trio.current_time()
+            try:
+                await self.stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                gone = True
+            self._sends_since = None
+        if gone:
+            await self.protocol.handle(Closed())
 
     async def _watch_reader(self) -> None:
         """A client that takes nothing of what waits for it, or next to nothing, is given up: the stream, or the

@@ -45,6 +45,7 @@ class Head(msgspec.Struct, gc=False):
     fatal: bool = False  # the connection can't go on after the answer
     headers: dict[bytes, bytes] | None = None  # for routes that look at them
     key: Key | None = None  # whose it is
+    slot: int = 0  # that key's number
     request_id: bytes | None = None  # the client's own
     number: int = 0  # of its route
     line: tuple[str, str] | None = None  # method and path, for the access log
@@ -68,6 +69,9 @@ class Heads:
         self._secret = self._guard.on
         self._max_body_bytes = max_body_bytes
         self._known: dict[bytes | int, Head] = {}
+
+    def known(self, raw: bytes) -> Head | None:
+        return self._known.get(hash(raw) if self._secret else raw)
 
     def get(self, raw: bytes) -> Head:
         """The head whose bytes these are, through the blank line."""
@@ -189,6 +193,7 @@ class Heads:
             bodiless=method == "HEAD",
             headers=_joined(headers, old=old) if route is not None and (route.streams or route.looks) else None,
             key=owner,
+            slot=0 if owner is None else owner.number,
             request_id=request_id,
             number=0 if route is None else route.number,
             line=_line(method, events) if self._lines else None,

@@ -32,6 +32,7 @@ from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.guard import too_many_in_flight
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Head, Heads, gunzip
+from topics.gateway.patience import Patience, Verdict
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
 from topics.gateway.sender import RECEIVE_BYTES, Sender
@@ -40,10 +41,8 @@ from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
-_SLOW_CLOSE_NS = limits.SLOW_CLOSE_MS * 1_000_000
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
-_DISCARD_MS = 2_000
 _ROUND_NS = 20_000_000  # how long a round takes requests: some are a lot of work, and others wait
 _CR = 13
 _BLANK_LINES = re.compile(rb"(?:\r\n)*")
@@ -71,11 +70,15 @@ class HotLane:
         self.access = access
         self._pressure = pressure or Pressure()
         self._slots = slots
+        self._patience = Patience(settings)
+        self._held = slots.held if slots is not None and slots.alone else None
+        self._most = slots.most if slots is not None else 0
         self.answers = Answers(prefix)
         self.answers.tick()
         self.sender = Sender(
             epoll=epoll,
             slots=slots,
+            meter=meter,
             close=self.close,
             resume=lambda connection: self._understand(connection, connection.buffer),
         )
@@ -166,39 +169,15 @@ class HotLane:
         """Once a second: end connections that keep us waiting."""
         self.answers.tick()
         now = time.monotonic_ns()
-        settings = self.settings
         for connection in list(self.connections.values()):
-            taken = connection.takes_on(now) if connection.out and connection.stream is None else 0
-            waited_ms = (now - connection.progress_ns) // 1_000_000
-            if connection.stream is not None and not connection.discarding:
-                if connection.closing and now - connection.progress_ns > _SLOW_CLOSE_NS:
-                    self.close(connection)  # it did not take its last frame
-            elif connection.discarding:
-                if waited_ms > _DISCARD_MS:
-                    self.close(connection)
-            elif connection.out:
-                if waited_ms > settings.body_timeout_ms or self._dawdles(now - connection.out_ns, taken):
-                    self.close(connection)  # it does not read its answers
-            elif connection.exchanges:
-                pass  # it waits for us
-            elif connection.head is not None:
-                slow = self._dawdles(now - connection.body_ns, connection.body_bytes)
-                if slow or waited_ms > settings.body_timeout_ms:
-                    error = ApiError("request_timeout", "the body did not arrive in time")
-                    self._refuse(connection, error, connection.head)
-            elif connection.buffer:
-                if waited_ms > settings.head_timeout_ms:
-                    self._refuse(connection, ApiError("request_timeout", "the request head did not arrive in time"))
-            elif waited_ms > settings.idle_timeout_ms:
+            if connection in self.unfinished:
+                continue  # it waits for us
+            verdict = self._patience.judge(connection, now)
+            if verdict is Verdict.CLOSE:
                 self.close(connection)
+            elif isinstance(verdict, ApiError):
+                self._refuse(connection, verdict, connection.head)
         self.send_dirty()
-
-    def _dawdles(self, elapsed_ns: int, size: int) -> bool:
-        """Whether so much in that time is less than a living client manages."""
-        settings = self.settings
-        if elapsed_ns <= settings.body_timeout_ms * 1_000_000:
-            return False
-        return size * 1_000_000_000 < settings.min_body_rate * elapsed_ns
 
     # --- receiving -----------------------------------------------------------------------------------
 
@@ -278,16 +257,23 @@ class HotLane:
                 if len(connection.exchanges) >= limits.MAX_PIPELINED or connection.asks >= limits.MAX_PIPELINED_ASKS:
                     self.sender.set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
-                if data[at] == _CR and (blank := _BLANK_LINES.match(data, at)) is not None:
-                    at = blank.end()  # empty lines before a request line mean nothing
-                end = data.find(b"\r\n\r\n", at)
-                if end < 0:
-                    if not self._partial_head(connection, data, at):
-                        return
-                    break
-                end += 4
+                # A client's next head is mostly as long as its last one, and known. Then its end need not be looked
+                # for: what is known is a head and nothing else.
+                end = at + connection.head_bytes
                 raw = data[at:end]
-                head = self._heads.get(raw if isinstance(raw, bytes) else bytes(raw))
+                head = self._heads.known(raw if isinstance(raw, bytes) else bytes(raw))
+                if head is None:
+                    if data[at] == _CR and (blank := _BLANK_LINES.match(data, at)) is not None:
+                        at = blank.end()  # empty lines before a request line mean nothing
+                    end = data.find(b"\r\n\r\n", at)
+                    if end < 0:
+                        if not self._partial_head(connection, data, at):
+                            return
+                        break
+                    end += 4
+                    raw = data[at:end]
+                    head = self._heads.get(raw if isinstance(raw, bytes) else bytes(raw))
+                    connection.head_bytes = end - at
                 if head.fatal:
                     if data[at : at + 14] == H2_PREFACE[:14]:
                         if not self._preface(connection, data, at):
@@ -390,10 +376,15 @@ class HotLane:
         started_ns = time.perf_counter_ns()
         if started_ns > self._until_ns:
             self.late = True  # this one, and then others get their turn
-        slot, free = 0, True
-        if self._slots is not None and head.key is not None:
-            free = self._slots.take(head.key.number)
-            slot = head.key.number if free else 0
+        slot, free = head.slot, True
+        if slot:
+            held = self._held
+            if held is None:
+                slot, free = self._take(slot)
+            elif held[slot] < self._most:
+                held[slot] += 1
+            else:
+                slot, free = 0, False
         if (plain := head.plain) is not None and free and not self.handlers.draining:
             batch = decode_plain(body, self.settings)
             if batch is not None:
@@ -447,6 +438,12 @@ class HotLane:
             self.on_fault(error, exchange.id)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
         self._look_at_clock()
+
+    def _take(self, slot: int) -> tuple[int, bool]:
+        """With a limit that is shared, or without one."""
+        if self._slots is None:
+            return 0, True
+        return (slot, True) if self._slots.take(slot) else (0, False)
 
     def _plain(
         self,

@@ -84,8 +84,13 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
         if self.gzipped or lane.access is not None or not self.keep_alive:
             self.finish(Response(status, body))
             return
-        if lane.meter is not None:
-            lane.meter.count(self.number, status, took_us)
+        meter = lane.meter
+        if meter is not None:
+            if status == 200:
+                meter.plain_route = self.number
+                meter.plain_us.append(took_us)
+            else:
+                meter.count(self.number, status, took_us)
         if not connection.closed:
             self.answer = _RESPONSE % (lane.answers.named[status], self.id, len(body), body)
             lane.dirty.add(connection)

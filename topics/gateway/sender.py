@@ -16,7 +16,7 @@ from topics import limits
 from topics.gateway.answers import CONTINUE
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
 from topics.gateway.streams import Stream
-from topics.shm.usage import Slots
+from topics.shm.usage import Meter, Slots
 
 RECEIVE_BYTES = 256 * limits.KIB
 _SEND_BYTES = 1 * limits.MIB  # answers in one send, or waiting to be: those behind them wait where they are
@@ -28,17 +28,22 @@ class Sender:
         *,
         epoll: select.epoll,
         slots: Slots | None,
+        meter: Meter | None,
         close: Callable[[Connection], None],
         resume: Callable[[Connection], None],
     ) -> None:
         self.dirty: set[Connection] = set()
         self._epoll = epoll
         self._slots = slots
+        self._held = slots.held if slots is not None and slots.alone else None
+        self._meter = meter
         self._close = close
         self._resume = resume  # there is room for answers again: go on with what it has sent
 
     def send_dirty(self) -> None:
         """Send to every connection that has something new, once."""
+        if self._meter is not None and self._meter.plain_us:
+            self._meter.flush()
         while self.dirty:
             connection = self.dirty.pop()
             try:
@@ -59,8 +64,11 @@ class Sender:
             parts.append(answer)
             size += len(answer)
             connection.asks -= isinstance(exchange, Exchange)
-            if exchange.slot and self._slots is not None:
-                self._slots.give(exchange.slot)
+            if exchange.slot:
+                if self._held is not None:
+                    self._held[exchange.slot] -= 1
+                elif self._slots is not None:
+                    self._slots.give(exchange.slot)
             last = exchange.keep_alive
             if not last:
                 self.drop_exchanges(connection)

@@ -16,6 +16,7 @@ Crash: the slots of a gateway that has died are given back by the supervisor; wh
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from typing import Final
 
 from topics.errors import TopicsError
@@ -113,30 +114,39 @@ class Usage:
 
 
 class Slots:
-    """One gateway's requests in flight per key, under a limit that all gateways share."""
+    """One gateway's requests in flight per key, under a limit that all gateways share.
+
+    `held` is ours in plain memory, which is cheaper than the page; the page has a copy if there is somebody to read
+    it. Where there is nobody (`alone`) the hot lane counts in `held` itself.
+    """
 
     def __init__(self, mine: memoryview, others: list[memoryview], most: int) -> None:
         self._mine = mine
         self._others = others
+        self.alone = not others
+        self.held = list(mine)
         self.most = most
 
     def take(self, key: int) -> bool:
-        mine = self._mine
-        count = mine[key] + 1
-        mine[key] = count
-        total = count
+        held = self.held
+        total = count = held[key] + 1
         if self._others:
+            self._mine[key] = count
             with _fence:
                 pass  # ours is to be seen by the others before we look at theirs
             for other in self._others:
                 total += other[key]
         if total > self.most:
-            mine[key] = count - 1
+            if self._others:
+                self._mine[key] = count - 1
             return False
+        held[key] = count
         return True
 
     def give(self, key: int) -> None:
-        self._mine[key] -= 1
+        count = self.held[key] = self.held[key] - 1
+        if self._others:
+            self._mine[key] = count
 
 
 class Meter:
@@ -144,8 +154,25 @@ class Meter:
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
+        self.plain_us: list[int] = []  # plain appends that were answered with 200, not yet in the page
+        self.plain_route = 0
 
     def count(self, route: int, status: int, took_us: int) -> None:
         words = self._words
         words[_STATUS_AT.get(status, _OTHER) + route * BUCKETS + _BUCKET_OF_BITS[took_us.bit_length()]] += 1
         words[_SPENT + route] += took_us
+
+    def flush(self) -> None:
+        """Before answers go out: what a client has seen is counted."""
+        times_us, self.plain_us = self.plain_us, []
+        words = self._words
+        words[_SPENT + self.plain_route] += sum(times_us)
+        at = _STATUS_AT[200] + self.plain_route * BUCKETS
+        times_us.sort()  # nearly in order already: who came first waited longest
+        first, last = _BUCKET_OF_BITS[times_us[0].bit_length()], _BUCKET_OF_BITS[times_us[-1].bit_length()]
+        done = 0
+        for bucket in range(first, last):
+            end = bisect_left(times_us, BUCKET_US[bucket], done)
+            words[at + bucket] += end - done
+            done = end
+        words[at + last] += len(times_us) - done
