@@ -79,7 +79,7 @@ class Server(TCPServer):  # type: ignore[misc]
             return  # it has left already
         with self._scope as scope:
             async with TaskGroup() as tasks:
-                tasks.spawn(self._watch_reader)
+                tasks.spawn(self._watch_reader, tasks)
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
                 self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
                 try:
@@ -102,7 +102,7 @@ class Server(TCPServer):  # type: ignore[misc]
         if gone:
             await self.protocol.handle(Closed())
 
-    async def _watch_reader(self) -> None:
+    async def _watch_reader(self, tasks: TaskGroup) -> None:
         """A client that takes nothing of what waits for it, or next to nothing, is given up: the stream, or the
         connection if it takes no bytes at all. Event streams and tunnels have a patience of their own."""
         while True:
@@ -112,7 +112,8 @@ class Server(TCPServer):  # type: ignore[misc]
                 self._scope.cancel()
             for stream_id, buffer in list(self.protocol.stream_buffers.items()):
                 if buffer.dawdles(now, patience_s=self._patience_s, rate=self._rate):
-                    await self.protocol.give_up(stream_id)
+                    buffer.lasts = True  # not for long, but it is judged
+                    tasks.spawn(self.protocol.give_up, stream_id)  # which may have to wait for the socket; we must not
 
 
 class Nuisances:
@@ -335,10 +336,12 @@ class Connection(H2Protocol):  # type: ignore[misc]
             self.connection.reset_stream(stream_id, error_code=ErrorCodes.CANCEL)
         except ProtocolError:
             pass  # the client was quicker
-        await self.stream_buffers[stream_id].close()
+        if stream_id in self.stream_buffers:
+            await self.stream_buffers[stream_id].close()
         await self._close_stream(stream_id)
         await self._window_updated(stream_id)  # the sender finds that the stream is gone, and forgets it
         await self._flush()
+        await self.send(Updated(idle=self.idle))
 
     async def _send_data(self, stream_id: int) -> None:
         buffer = self.stream_buffers[stream_id]
