@@ -234,7 +234,9 @@ def test_what_cannot_be_understood_leaves_the_socket_usable(house: House, client
 def test_publish(house: House, client: WsClient) -> None:
     said = talk(house, client, publish(1, {"a": 2}, request_id="p"), publish(3, node="n", return_seqs=False))
     performance = [one.pop("performance") for one in said]
-    assert all(sorted(one) == ["fsync_ms", "server_total_ms", "throttle_wait_ms", "wal_append_ms"] for one in performance)
+    assert all(
+        sorted(one) == ["fsync_ms", "server_total_ms", "throttle_wait_ms", "wal_append_ms"] for one in performance
+    )
     shown = {"op": "ack", "topic": "t", "created": False, "deduped": False}
     assert said == [
         {**shown, "request_id": "p", "first_seq": 3, "last_seq": 4, "seqs": [3, 4], "head_seq": 4, "count": 2},

@@ -43,8 +43,8 @@ class FreeSpace:
         if self.low:
             raise ApiError(
                 "storage_full",
-                f"only {self.free} bytes are free on the data disk, less than TOPICS_MIN_FREE_BYTES: nothing was "
-                "written. Reads and deletes still work; writes resume by themselves when there is space",
+                f"only {self.free} bytes are free on the data disk; TOPICS_MIN_FREE_BYTES says how many must be. "
+                "Nothing was written. Reads and deletes still work; writes resume by themselves when there is space",
                 {"free_bytes": self.free, "min_free_bytes": self._mark},
                 retry_after_s=5,
             )
