@@ -5,11 +5,21 @@ This folder is on the path because of this file, so the harness is `e2e.server` 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.server import Server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever started us may ignore signals (nohup, the background of a shell), and what is ignored is inherited: then no
+    server under test could be interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
