@@ -14,8 +14,8 @@ from e2e.server import Server
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever started us may ignore signals (nohup, the background of a shell), and what is ignored is inherited: then no
-    server under test could be interrupted."""
+    """Whoever started us may ignore signals (nohup, the background of a shell), and what is ignored is inherited: no
+    server under test could be interrupted then."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
