@@ -1,4 +1,4 @@
-"""The columns of every view, as Spark's DDL. docs/SPARK.md describes them; readers produce exactly these, in this order.
+"""The columns of every view, as Spark's DDL. docs/SPARK.md describes them; readers produce exactly these.
 
 Kafka's connector lends the names of the first six columns of `records`, so that jobs written for it need few changes.
 """
@@ -107,9 +107,7 @@ _TABLES: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def columns(
-    view: str, *, headers: bool = False, data: bool = True, deleted: bool = False
-) -> list[tuple[str, str]]:
+def columns(view: str, *, headers: bool = False, data: bool = True, deleted: bool = False) -> list[tuple[str, str]]:
     """(name, type) of a view's columns; the flags are for `records`."""
     if view not in VIEWS:
         raise TopicsError(f"option view: {view!r} is none of {', '.join(VIEWS)}")

@@ -20,11 +20,11 @@ import time
 
 import msgspec
 
-from topics.errors import DataDirLocked, ServerNotRunning, StartRefused
+from topics.errors import CorruptData, DataDirLocked, FormatError, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
+from topics.storage.manifest import MANIFEST_NAME, Manifest, decode_manifest, encode_manifest
 
 LOCK_NAME = "LOCK"
-MANIFEST_NAME = "topics.json"
 # A killed server's processes are gone within moments; `topics ps` borrows the lock for less than that.
 LOCK_WAIT_MS = 5_000
 _POLL_S = 0.02
@@ -44,12 +44,6 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         return "an address not chosen yet" if self.port is None else url(self.host, self.port)
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    format: int
-    layout: int
-    shards: int
 
 
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,17 +136,9 @@ def read_manifest(data_dir: str, *, format_version: int = FORMAT_VERSION) -> Man
     except OSError as exc:
         raise StartRefused(f"can't read {path}: {exc.strerror}") from None
     try:
-        manifest = msgspec.json.decode(text, type=Manifest)
-        if manifest.format < 1 or manifest.layout < 1 or manifest.shards < 1:
-            raise msgspec.ValidationError("numbers from 1 on expected")
-    except msgspec.DecodeError as exc:
-        raise StartRefused(f"{path} is damaged ({exc}): restore it from a backup") from None
-    if manifest.format > format_version:
-        raise StartRefused(
-            f"{data_dir} was written in format {manifest.format}, this program reads up to {format_version}: "
-            "use the newer program that wrote it"
-        )
-    return manifest
+        return decode_manifest(text, path=path, format_version=format_version)
+    except (CorruptData, FormatError) as exc:
+        raise StartRefused(str(exc)) from None
 
 
 def write_manifest(data_dir: str, manifest: Manifest) -> None:
@@ -161,7 +147,7 @@ def write_manifest(data_dir: str, manifest: Manifest) -> None:
     temporary = f"{path}.tmp"
     try:
         with open(temporary, "wb") as file:
-            file.write(msgspec.json.encode(manifest) + b"\n")
+            file.write(encode_manifest(manifest))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,0 +1,323 @@
+"""One topic as a data folder shows it: the snapshot's word, and what the log says since.
+
+The rules are recovery's (walshard/recovery.py), for a reader: nothing is written, and the log may go on while we look.
+Caps and TTL leave no frames, so they are applied here; what they took by a certain frame stands in that frame.
+
+    live      not deleted, and not below the floor
+    deleted   a flag on the disk, or a DELETE frame: silent
+    evicted   below evict_floor and not deleted: a tombstone
+    hole      never reached the disk (an ephemeral topic's, or lost with a process or the power): a tombstone
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from topics.errors import CorruptData
+from topics.folder.batch import Batch
+from topics.storage.columns import Columns
+from topics.storage.config import TopicConfig
+from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
+from topics.storage.leases import is_log_name
+from topics.storage.snapshot import PipeState, SegmentState, TopicState
+
+_first = attrgetter("first")
+
+
+class Topic:
+    def __init__(self, *, shard: int, id: int, name: str, config: TopicConfig, created_ms: int) -> None:
+        self.shard = shard
+        self.id = id
+        self.name = name
+        self.config = config
+        self.created_ms = created_ms
+        self.head_seq = 0
+        self.evict_floor = 1
+        self.floor = 1  # nothing below it is live
+        self.cap_seq = 0
+        self.ttl_seq = 0
+        self.flushed_seq = 0
+        self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None
+        self.deleted_total = 0
+        self.evicted_total = 0
+        self.expired_total = 0
+        self.segments: list[SegmentState] = []
+        self.holes: list[tuple[int, int]] = []
+        self.trims: list[tuple[int, int]] = []
+        self.pipe: PipeState | None = None
+        self.batches: list[Batch] = []  # all that lie on the disk, dead ones too
+        self._front = 0  # the first batch that may hold a live record
+        self._count = 0
+        self._last_evicted = 0
+
+    @classmethod
+    def restored(cls, state: TopicState, *, shard: int) -> Topic:
+        topic = cls(shard=shard, id=state.id, name=state.name, config=state.config, created_ms=state.created_ms)
+        topic.head_seq = state.head_seq
+        topic.evict_floor = state.evict_floor
+        topic.floor = state.floor
+        topic.cap_seq = state.cap_seq
+        topic.ttl_seq = state.ttl_seq
+        topic.flushed_seq = state.flushed_seq
+        topic.last_write_ms = state.last_write_ts
+        topic.last_read_ms = state.last_read_ts
+        topic.deleted_total = state.deleted_total
+        topic.evicted_total = state.evicted_total
+        topic.expired_total = state.expired_total
+        topic.segments = state.segments
+        topic.holes = list(state.holes)
+        topic.trims = list(state.trims)
+        topic.pipe = state.pipe
+        return topic
+
+    # --- what is true now ---
+
+    @property
+    def internal(self) -> bool:
+        return is_log_name(self.name)
+
+    @property
+    def low(self) -> int:
+        """Nothing below it is live, whatever the batches say."""
+        return max(self.floor, self.evict_floor)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def earliest_seq(self) -> int:
+        for batch in self._from_front():
+            if batch.live(self.low):
+                return batch.live_seqs(self.low)[0]
+        return self.head_seq + 1
+
+    @property
+    def disk_seq(self) -> int:
+        """Everything up to here that is not gone is on the disk. Routers' copies reach it behind later records: up to
+        the first seq that is missing a reader can be sure that nothing will be filled in."""
+        if self.pipe is None:
+            return self.head_seq
+        at = self.flushed_seq
+        for batch in self.batches[self._position(at + 1) :]:
+            if batch.first > at + 1:
+                break
+            at = max(at, batch.last)
+        return at
+
+    @property
+    def lost(self) -> int:
+        """Seqs in holes that lie above what was evicted."""
+        return sum(last - max(first, self.evict_floor) + 1 for first, last in self.holes if last >= self.evict_floor)
+
+    @property
+    def trimmed(self) -> int:
+        return sum(last - first + 1 for first, last in self.trims)
+
+    def find_gap(self, first: int, last: int) -> tuple[int, int, str] | None:
+        """The first range within these seqs that was lost against the reader's will, and why."""
+        if first > last:
+            return None
+        if first < self.evict_floor:
+            return first, min(last, self.evict_floor - 1), self.eviction_reason(first)
+        found: list[tuple[int, int, str]] = []
+        ephemeral = self.config.durability == "ephemeral"
+        for ranges, reason in (([] if ephemeral else self.holes, "lost"), (self.trims, "source_trim")):
+            for begin, end in ranges:
+                if begin <= last and end >= first:
+                    found.append((max(begin, first), min(end, last), reason))
+        return min(found, default=None)
+
+    def eviction_reason(self, first: int = 1) -> str:
+        cap, ttl = self.cap_seq >= first, self.ttl_seq >= first
+        return "mixed" if cap and ttl else "ttl" if ttl else "cap"
+
+    def select(self, first: int, last: int) -> Iterator[Batch]:
+        """The batches that hold any of these seqs."""
+        for batch in self.batches[max(0, self._position(first)) :]:
+            if batch.first > last:
+                return
+            if batch.last >= first:
+                yield batch
+
+    def _position(self, seq: int) -> int:
+        """Where the batch stands that holds the seq, or the first behind it."""
+        at = bisect_right(self.batches, seq, key=_first) - 1
+        return at if at >= 0 and self.batches[at].last >= seq else at + 1
+
+    def _from_front(self) -> Iterator[Batch]:
+        return iter(self.batches[self._front :])
+
+    # --- what the log says ---
+
+    def add(self, batch: Batch) -> None:
+        if not self.batches or batch.first > self.batches[-1].last:
+            self.batches.append(batch)
+        else:
+            raise CorruptData(
+                f"{batch.file}: seq {batch.first} of topic {self.name!r} at offset {batch.offset} stands twice"
+            )
+        self._count += batch.live(self.low)
+
+    def append(self, batch: Batch) -> None:
+        """A batch from the log."""
+        if self.pipe is None and batch.first > self.head_seq + 1:
+            self.lose(self.head_seq + 1, batch.first - 1)
+        self.add(batch)
+        self.head_seq = max(self.head_seq, batch.last)
+        self.last_write_ms = max(self.last_write_ms or 0, batch.last_ts)
+
+    def head(self, head_seq: int) -> None:
+        if self.pipe is None and head_seq > self.head_seq:
+            self.lose(self.head_seq + 1, head_seq)
+            self.head_seq = head_seq
+
+    def lose(self, first: int, last: int) -> None:
+        if self.holes and self.holes[-1][1] + 1 >= first:
+            first, last = self.holes[-1][0], max(self.holes.pop()[1], last)
+        self.holes.append((first, last))
+
+    def configure(self, frame: TopicFrame) -> None:
+        self.raise_floor(cap_seq=frame.cap_seq, ttl_seq=frame.ttl_seq)
+        self.config = frame.config
+        self._connect(frame.pipe)
+
+    def _connect(self, pipe: PipeFrame | None) -> None:
+        if pipe is None:
+            self.pipe = None
+        elif self.pipe is None or self.pipe.source_id != pipe.source_id:
+            self.pipe = PipeState(pipe.source_id, pipe.at, {}, ring=pipe.ring)
+            self.flushed_seq = max(self.flushed_seq, self.batches[-1].last if self.batches else self.head_seq)
+
+    def delete(self, frame: DeleteFrame, *, fresh: bool) -> None:
+        """fresh: the snapshot does not know it."""
+        if fresh:
+            self.raise_floor(cap_seq=frame.cap_seq, ttl_seq=frame.ttl_seq)
+        deleted = 0
+        if frame.before_seq is not None:
+            for batch in self._from_front():
+                if batch.first >= frame.before_seq:
+                    break
+                before = batch.live(self.low)
+                batch.mark_deleted_below(frame.before_seq)
+                deleted += before - batch.live(self.low)
+        for seq in frame.seqs or ():
+            at = self._position(seq)
+            if at < len(self.batches) and self.batches[at].first <= seq:
+                deleted += self.batches[at].mark_deleted(seq) and seq >= self.low
+        self._count -= deleted
+        if fresh:
+            self.deleted_total += deleted
+        self._trim()
+
+    # --- caps and TTL ---
+
+    def raise_floor(self, *, cap_seq: int, ttl_seq: int) -> None:
+        """What caps and TTL had taken when a frame was written."""
+        last = max(cap_seq, ttl_seq)
+        lost = self._evict_through(last)
+        if ttl_seq > cap_seq:
+            self.expired_total += lost
+        else:
+            self.evicted_total += lost
+        self.cap_seq = max(self.cap_seq, cap_seq)
+        self.ttl_seq = max(self.ttl_seq, ttl_seq)
+        self.evict_floor = max(self.evict_floor, last + 1)
+        self._trim()
+
+    def retain(self, *, now_ms: int, columns: Callable[[Batch], Columns]) -> None:
+        """Apply the config as the server does; `columns` reads a batch."""
+        if self.config.ttl_ms:
+            self._expire(now_ms - self.config.ttl_ms, columns)
+        if self.config.discard != "old":
+            return
+        if self.config.cap_records and self._count > self.config.cap_records:
+            self._cap_records(self._count - self.config.cap_records)
+        if self.config.cap_bytes:
+            self._cap_bytes(self.bytes(columns) - self.config.cap_bytes, columns)
+
+    def bytes(self, columns: Callable[[Batch], Columns]) -> int:
+        """What the live records count for; batches of which some records are gone are read once."""
+        return sum(self.live_bytes(batch, columns) for batch in self._from_front())
+
+    def live_bytes(self, batch: Batch, columns: Callable[[Batch], Columns]) -> int:
+        low = self.low
+        live = batch.live(low)
+        if live == batch.count:
+            return batch.size
+        if live == 0:
+            return 0
+        if batch.live_size < 0 or batch.live_count != live or batch.live_low != low:
+            sizes = columns(batch).sizes()
+            batch.live_size = sum(sizes[seq - batch.first] for seq in batch.live_seqs(low))
+            batch.live_count, batch.live_low = live, low
+        return batch.live_size
+
+    def _expire(self, horizon: int, columns: Callable[[Batch], Columns]) -> None:
+        """A record with ts < horizon has expired; ts never falls along a topic, so they are the first ones."""
+        last = 0
+        for batch in self._from_front():
+            if batch.last_ts < horizon:
+                last = batch.last
+                continue
+            if batch.first_ts < horizon:
+                last = batch.first - 1 + sum(ts < horizon for ts in columns(batch).times())
+            break
+        if lost := self._evict_through(last):
+            self.expired_total += lost
+            self.ttl_seq = max(self.ttl_seq, self._last_evicted)
+
+    def _cap_records(self, excess: int) -> None:
+        for batch in self._from_front():
+            live = batch.live(self.low)
+            if live >= excess:
+                break
+            excess -= live
+        self._evict_by_cap(batch.live_seqs(self.low)[excess - 1])
+
+    def _cap_bytes(self, over: int, columns: Callable[[Batch], Columns]) -> None:
+        last = 0
+        for batch in self._from_front():
+            if over <= 0:
+                break
+            size = self.live_bytes(batch, columns)
+            if over >= size:
+                last = batch.last
+                over -= size
+                continue
+            sizes = columns(batch).sizes()
+            for seq in batch.live_seqs(self.low):
+                last = seq
+                over -= sizes[seq - batch.first]
+                if over <= 0:
+                    break
+        if last:
+            self._evict_by_cap(last)
+
+    def _evict_by_cap(self, last: int) -> None:
+        if lost := self._evict_through(last):
+            self.evicted_total += lost
+            self.cap_seq = max(self.cap_seq, self._last_evicted)
+
+    def _evict_through(self, last: int) -> int:
+        """Take what is live up to this seq; returns how many records that were."""
+        lost = 0
+        for batch in self._from_front():
+            if batch.first > last:
+                break
+            seqs = [seq for seq in batch.live_seqs(self.low) if seq <= last]
+            if seqs:
+                lost += len(seqs)
+                self._last_evicted = seqs[-1]
+        if lost:
+            self._count -= lost
+            self.evict_floor = max(self.evict_floor, self._last_evicted + 1)
+            self._trim()
+        return lost
+
+    def _trim(self) -> None:
+        while self._front < len(self.batches) and not self.batches[self._front].live(self.low):
+            self._front += 1

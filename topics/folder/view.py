@@ -1,0 +1,106 @@
+"""A whole data folder at one moment: every topic, from every shard.
+
+`look()` again to see what has come since; that costs what is new, and everything once there is a newer snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from topics.errors import CorruptData, FormatError
+from topics.folder.batch import Batch
+from topics.folder.files import Files
+from topics.folder.shard import Shard, Superseded
+from topics.folder.topic import Topic
+from topics.storage.columns import Columns
+from topics.storage.leases import log_id
+from topics.storage.manifest import Manifest
+from topics.storage.routers import Rule, decode_rules, routers_path
+
+_TRIES = 20  # a server makes a snapshot every few seconds at most
+_PAUSE_S = 0.05
+
+
+class Folder:
+    def __init__(self, data_dir: str, *, cold_dir: str | None = None) -> None:
+        self.files = Files(data_dir, cold_dir=cold_dir)
+        self.taken_ms = 0
+        self.shards: list[Shard] = []
+        self.rules: list[Rule] = []
+        self._manifest: Manifest | None = None
+        self.look()
+
+    def look(self, *, now_ms: int | None = None) -> None:
+        problem: CorruptData | FormatError | None = None
+        for _ in range(_TRIES):
+            manifest = self.files.read_manifest()
+            if manifest != self._manifest:
+                self._manifest = manifest
+                self.shards = [Shard(self.files, number, layout=manifest.layout) for number in range(manifest.shards)]
+            try:
+                self._look_at_shards()
+                self.rules = self._read_rules()
+            except Superseded:
+                continue
+            except (CorruptData, FormatError) as exc:
+                # Files that go while they are read look like damage; damage stays.
+                if problem is not None and str(problem) == str(exc):
+                    raise
+                problem = exc
+                self._manifest = None
+                time.sleep(_PAUSE_S)
+                continue
+            if self.files.read_manifest() == manifest:
+                self._settle(now_ms)
+                return
+            self._manifest = None
+        if problem is not None:
+            raise problem
+        raise CorruptData(f"{self.files.data_dir}: its files change faster than they can be read; try again")
+
+    def _look_at_shards(self) -> None:
+        for at, shard in enumerate(self.shards):
+            for _ in range(_TRIES):
+                try:
+                    shard.look()
+                    break
+                except Superseded:
+                    shard = self.shards[at] = Shard(self.files, shard.number, layout=shard.layout)
+            else:
+                raise Superseded
+
+    def _settle(self, now_ms: int | None) -> None:
+        self.taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        for shard in self.shards:
+            now = max(self.taken_ms, shard.clock_ms)
+            for topic in shard.topics.values():
+                topic.retain(now_ms=now, columns=self.columns)
+
+    def _read_rules(self) -> list[Rule]:
+        path = routers_path(self.files.data_dir)
+        try:
+            with open(path, "rb") as source:
+                return decode_rules(source.read(), path=os.path.basename(path))
+        except FileNotFoundError:
+            return []
+
+    # --- looking things up ---
+
+    @property
+    def topics(self) -> list[Topic]:
+        """Of all shards, by name; leases logs too."""
+        found = [topic for shard in self.shards for topic in shard.topics.values()]
+        return sorted(found, key=lambda topic: topic.name)
+
+    def topic(self, topic_id: int) -> Topic | None:
+        for shard in self.shards:
+            if (topic := shard.topics.get(topic_id)) is not None:
+                return topic
+        return None
+
+    def leases_of(self, queue: Topic) -> Topic | None:
+        return self.topic(log_id(queue.id))
+
+    def columns(self, batch: Batch) -> Columns:
+        return self.files.columns(batch)

@@ -1,0 +1,36 @@
+"""topics.json: the format of a data folder, and which of its files count. It is there before the first byte of data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.errors import CorruptData, FormatError
+from topics.storage.format import FORMAT_VERSION
+
+MANIFEST_NAME = "topics.json"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    format: int
+    layout: int
+    shards: int
+    cold: str | None = None  # the folder of segments that have left this one; the same names below it
+
+
+def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERSION) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+        if manifest.format < 1 or manifest.layout < 1 or manifest.shards < 1:
+            raise msgspec.ValidationError("numbers from 1 on expected")
+    except msgspec.DecodeError as exc:
+        raise CorruptData(f"{path} is damaged ({exc}): restore it from a backup") from None
+    if manifest.format > format_version:
+        raise FormatError(
+            f"{path}: written in format {manifest.format}, this program reads up to {format_version}: "
+            "use the newer program that wrote it"
+        )
+    return manifest
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return msgspec.json.encode(manifest) + b"\n"
