@@ -105,6 +105,15 @@ class Columns:
     def has_metas(self) -> bool:
         return bool(self._metas)
 
+    @property
+    def joined(self) -> bytes:
+        """The data values with RECORD_SEPARATOR between them."""
+        return self._data
+
+    @property
+    def data_bytes(self) -> int:
+        return len(self._data)
+
     def data(self) -> list[bytes]:
         values = self._data.split(RECORD_SEPARATOR)
         if len(values) != self.count:

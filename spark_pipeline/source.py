@@ -1,0 +1,192 @@
+"""`spark.read.format("topics")`: the data source as Spark sees it. What is read where is plan.py's and batches.py's.
+
+Spark makes the source anew in a process of its own for every step (options, schema, planning), pickles the reader to
+the executors, and never gives any of them its session.
+
+Filters: a reader that defines `pushFilters` fails every read unless spark.sql.python.filterPushdown.enabled is set.
+With that setting Spark plans filtered reads in a worker of its own; whether that one is running tells which reader to
+give.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_pipeline import plan, schemas, tables
+from spark_pipeline.batches import ARROW, Reading
+from spark_pipeline.filters import Pushed, pushed
+from spark_pipeline.options import OptionError, Options, parse
+from spark_pipeline.plan import Slice, Wanted
+from topics.folder.view import Folder
+
+FORMAT = "topics"
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_TABLE_ROWS = 10_000
+_LOG_COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")]
+
+
+class SlicePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, parts: list[Slice]) -> None:
+        self.parts = parts
+
+
+class TopicsSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        options = parse(self.options)
+        return schemas.ddl(options.view, headers=options.headers, data=options.data, deleted=options.deleted)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse(self.options)
+        if options.max_per_trigger:
+            raise OptionError("option maxOffsetsPerTrigger is for streams (spark.readStream), not for spark.read")
+        kind = PushingReader if _pushdown_is_on() else TopicsReader
+        return kind(options, wanted_columns(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_pipeline.stream import LossStreamReader, TopicsStreamReader
+
+        options = parse(self.options)
+        kind = LossStreamReader if options.view == "tombstones" else TopicsStreamReader
+        return kind(options, wanted_columns(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from spark_pipeline.writer import TopicsWriter
+
+        return TopicsWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        from spark_pipeline.writer import TopicsStreamWriter
+
+        return TopicsStreamWriter(self.options, schema, overwrite)
+
+
+def _pushdown_is_on() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
+
+
+def wanted_columns(options: Options, schema: StructType) -> list[tuple[str, str]]:
+    """The columns to produce: the view's, or fewer if the query brought a schema of its own."""
+    known = dict(options.columns)
+    found = []
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if field.name not in known:
+            raise OptionError(f"view {options.view} has no column {field.name}: it has {', '.join(known)}")
+        if kind != known[field.name]:
+            raise OptionError(f"column {field.name} of view {options.view} is {known[field.name]}, not {kind}")
+        found.append((field.name, kind))
+    return found
+
+
+class TopicsReader(DataSourceReader):
+    def __init__(self, options: Options, columns: list[tuple[str, str]]) -> None:
+        self.options = options
+        self.columns = columns
+        self.pushed = Pushed()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.options
+        folder = Folder(options.path, cold_dir=options.cold_path)
+        if options.view not in ("records", "leases"):
+            plan.subscribed(folder, options)
+            return [SlicePartition([])]
+        wanted = [self._narrowed(each) for each in plan.ranges(folder, options) if self._may_hold(each)]
+        found = list(plan.slices(wanted, self._condition(), deleted=options.deleted))
+        parts = plan.partitions(found, at_least=options.min_partitions)
+        return [SlicePartition(each) for each in parts] or [SlicePartition([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SlicePartition)
+        return read(self.options, self.columns, self._condition(), partition)
+
+    def _may_hold(self, wanted: plan.Range) -> bool:
+        return self.pushed.topics is None or plan.shown_name(wanted.topic) in self.pushed.topics
+
+    def _narrowed(self, wanted: plan.Range) -> plan.Range:
+        return plan.Range(wanted.topic, max(wanted.first, self.pushed.first), min(wanted.last, self.pushed.last))
+
+    def _condition(self) -> Wanted:
+        starts = [ms for ms in (self.options.start_ms, self.pushed.start_ms) if ms is not None]
+        ends = [ms for ms in (self.options.end_ms, self.pushed.end_ms) if ms is not None]
+        return Wanted(max(starts, default=None), min(ends, default=None), self.pushed.tags)
+
+
+class PushingReader(TopicsReader):
+    """The same for sessions that push filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        if self.options.view == "records":
+            self.pushed = pushed(filters)
+        return filters
+
+
+def read(
+    options: Options, columns: list[tuple[str, str]], condition: Wanted, partition: SlicePartition
+) -> Iterator[pa.RecordBatch]:
+    """What a task does, in batch and in streaming queries."""
+    if options.view == "records":
+        return _reading(options, columns, condition).read(partition.parts)
+    if options.view == "leases":
+        return arrow(_lease_rows(options, condition, partition), options, columns)
+    folder = Folder(options.path, cold_dir=options.cold_path)
+    return arrow(tables.rows(options.view, folder, options.wants), options, columns)
+
+
+def _reading(options: Options, columns: list[tuple[str, str]], condition: Wanted) -> Reading:
+    return Reading(
+        data_dir=options.path,
+        cold_dir=options.cold_path,
+        columns=columns,
+        wanted=condition,
+        deleted=options.deleted,
+        fail_on_loss=options.fail_on_loss,
+    )
+
+
+def _lease_rows(options: Options, condition: Wanted, partition: SlicePartition) -> Iterator[tables.Row]:
+    reading = _reading(options, _LOG_COLUMNS, condition)
+    for part in partition.parts:
+        for batch in reading.read([part]):
+            seqs, times, values = (batch.column(at).to_pylist() for at in range(3))
+            for seq, ts, value in zip(seqs, times, values, strict=True):
+                yield from tables.leases(part.topic, part.shard, seq, round(ts.timestamp() * 1_000), value)
+
+
+def arrow(rows: Iterator[tables.Row], options: Options, columns: list[tuple[str, str]]) -> Iterator[pa.RecordBatch]:
+    """Rows of a table, as far as their columns are wanted."""
+    places = {name: at for at, (name, _) in enumerate(options.columns)}
+    schema = pa.schema([(name, ARROW[kind]) for name, kind in columns])
+    picked = [places[name] for name, _ in columns]
+    chunk: list[tables.Row] = []
+
+    def batch() -> pa.RecordBatch:
+        arrays = [
+            pa.array([row[at] for row in chunk], ARROW[kind]) for at, (_, kind) in zip(picked, columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) >= _TABLE_ROWS:
+            yield batch()
+            chunk.clear()
+    if chunk:
+        yield batch()
+
+
+def register(spark: Any) -> None:
+    """Make `format("topics")` known to a session, and where the code is not installed on the executors, also there."""
+    spark.dataSource.register(TopicsSource)
