@@ -22,7 +22,7 @@ import msgspec
 
 from topics.errors import CorruptData, DataDirLocked, FormatError, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
-from topics.storage.manifest import MANIFEST_NAME, Manifest, decode_manifest, encode_manifest
+from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, decode_manifest, encode_manifest
 
 LOCK_NAME = "LOCK"
 # A killed server's processes are gone within moments; `topics ps` borrows the lock for less than that.
@@ -73,6 +73,11 @@ class DataDir:
     @classmethod
     def claim(cls, path: str, info: LockInfo, *, wait_ms: int = LOCK_WAIT_MS) -> DataDir:
         """Create the folder if it is missing and lock it; waits a moment for a holder that just died."""
+        if os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
+            raise StartRefused(
+                f"{path} is a snapshot: its files are links to those of another data folder, which serving it would "
+                "change. Copy it with `cp -r --no-preserve=links` and remove snapshot.json from the copy"
+            )
         fd = _open_lock(path)
         deadline = time.monotonic() + wait_ms / 1_000
         try:

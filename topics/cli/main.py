@@ -17,6 +17,8 @@ VERBS: dict[str, str] = {
     "publish": "Append records from the command line, a file or standard input.",
     "tail": "Follow topics: print records as they are written.",
     "queue": "Look at queues, and put dead letters back.",
+    "snapshot": "Make, list and remove stable views of a data folder.",
+    "report": "Report about a data folder: traffic, storage, queues, losses and more.",
     "bench": "Measure this machine and print the numbers.",
 }
 

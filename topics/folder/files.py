@@ -11,14 +11,22 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from topics.errors import CorruptData, FormatError, TopicsError
 from topics.folder.batch import Batch
 from topics.storage.columns import Columns
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import decode_frame
-from topics.storage.manifest import MANIFEST_NAME, Manifest, decode_manifest
+from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, decode_manifest
 from topics.storage.paths import index_path
 from topics.storage.segment import SegmentHeader, SegmentIndex, decode_index, decode_segment_header
+
+
+class _Note(msgspec.Struct):
+    """What counts here of snapshot.json."""
+
+    created_ms: int
 
 
 class Files:
@@ -41,6 +49,16 @@ class Files:
         except PermissionError:
             raise TopicsError(f"can't read {path}: run this as a user of the server's group") from None
         return self.manifest
+
+    def frozen_ms(self) -> int | None:
+        """A snapshot stays as it was when it was made: this is its time. None: it is a data folder."""
+        try:
+            with open(os.path.join(self.data_dir, SNAPSHOT_NOTE), "rb") as file:
+                return msgspec.json.decode(file.read(), type=_Note).created_ms
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as exc:
+            raise CorruptData(f"{SNAPSHOT_NOTE} is damaged ({exc}): make the snapshot again") from None
 
     def roots(self) -> Iterator[tuple[str, str]]:
         """(tier, folder), in the order to look."""

@@ -71,7 +71,9 @@ class Folder:
                 raise Superseded
 
     def _settle(self, now_ms: int | None) -> None:
-        self.taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        if now_ms is None:
+            now_ms = self.files.frozen_ms() or time.time_ns() // 1_000_000
+        self.taken_ms = now_ms
         for shard in self.shards:
             now = max(self.taken_ms, shard.clock_ms)
             for topic in shard.topics.values():

@@ -8,6 +8,7 @@ from topics.errors import CorruptData, FormatError
 from topics.storage.format import FORMAT_VERSION
 
 MANIFEST_NAME = "topics.json"
+SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments are links to the real ones
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,267 @@
+"""`topics snapshot`: stable views of a data folder for long jobs, made while the server runs.
+
+Sealed segments and finished log files are hard links, so a snapshot of any size takes moments and at first no space;
+the tail is copied. What the server drops later stays on the disk until the snapshot is removed. A snapshot is made
+under a temporary name: one that is listed is whole. The server is not asked and does not notice.
+
+Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command was not understood.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import sys
+import time
+from datetime import UTC, datetime
+
+import click
+import msgspec
+
+from topics import settings
+from topics.errors import TopicsError
+from topics.folder.files import Files
+from topics.folder.holdings import Holding, holdings
+from topics.folder.view import Folder
+from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, encode_manifest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TRIES = 5
+_COPY_BYTES = 8 * 2**20
+_UNFINISHED = ".tmp"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What snapshot.json says."""
+
+    name: str
+    created_ms: int
+    data_dir: str
+    topics: int
+    records: int
+    linked_files: int
+    copied_bytes: int
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    snapshot: Snapshot
+    path: str
+    own_bytes: int  # what removing it would give back now
+
+
+@click.group()
+def snapshot() -> None:
+    """Make, list and remove stable views of a data folder.
+
+    A snapshot is a folder that Spark and the reports read like a data folder, and that does not change while they do:
+
+    \b
+      topics snapshot create nightly
+      topics report --snapshot topics-data/snapshots/nightly
+      topics snapshot rm nightly
+    """
+
+
+_data_dir = click.option("--data-dir", help="Of the server (TOPICS_DATA_DIR; default ./topics-data).")
+_dir = click.option("--dir", "place", help="Where snapshots are kept (default: snapshots in the data folder).")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@snapshot.command()
+@click.argument("name", required=False)
+@_data_dir
+@_dir
+@_json
+def create(name: str | None, data_dir: str | None, place: str | None, as_json: bool) -> None:
+    """Make a snapshot of the folder as it is now. NAME is the time unless it is given.
+
+    On another disk than the data nothing can be linked, and everything is copied.
+    """
+    source, place = _places(data_dir, place)
+    name = name or datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+    if not _NAME.fullmatch(name):
+        raise click.BadParameter("letters, digits, dots, dashes and underscores", param_hint="NAME")
+    try:
+        made = make(source, place, name)
+    except TopicsError as exc:
+        _fail(str(exc))
+    except OSError as exc:
+        _fail(f"can't make the snapshot: {exc.filename or place}: {exc.strerror}")
+    if as_json:
+        click.echo(msgspec.json.encode(made))
+    else:
+        click.echo(
+            f"{os.path.join(place, name)}: {made.records:,} records of {made.topics:,} topics, "
+            f"{made.linked_files:,} files linked, {made.copied_bytes / 2**20:.1f} MiB copied"
+        )
+
+
+@snapshot.command("ls")
+@_data_dir
+@_dir
+@_json
+def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
+    """List snapshots, and the space that removing each would give back."""
+    _, place = _places(data_dir, place)
+    found = listed(place)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+        return
+    if not found:
+        click.echo(f"no snapshots in {place}; make one with `topics snapshot create`")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("snapshot")
+    table.add_column("made")
+    for title in ("topics", "records", "own space"):
+        table.add_column(title, justify="right")
+    for each in found:
+        made = datetime.fromtimestamp(each.snapshot.created_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        own = f"{each.own_bytes / 2**20:.1f} MiB"
+        table.add_row(each.snapshot.name, made, f"{each.snapshot.topics:,}", f"{each.snapshot.records:,}", own)
+    Console().print(table)
+
+
+@snapshot.command("rm")
+@click.argument("names", nargs=-1, required=True)
+@_data_dir
+@_dir
+def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
+    """Remove snapshots. The data folder keeps what it has."""
+    _, place = _places(data_dir, place)
+    for name in names:
+        path = os.path.join(place, name)
+        if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
+            _fail(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
+        # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
+        os.unlink(os.path.join(path, MANIFEST_NAME))
+        for entry in os.listdir(path):
+            if entry != SNAPSHOT_NOTE:
+                whole = os.path.join(path, entry)
+                shutil.rmtree(whole) if os.path.isdir(whole) else os.unlink(whole)
+        shutil.rmtree(path)
+        click.echo(f"removed {name}")
+
+
+def make(data_dir: str, place: str, name: str) -> Snapshot:
+    final = os.path.join(place, name)
+    if os.path.lexists(final):
+        raise TopicsError(f"there is a snapshot {name} in {place} already: choose another name, or remove it")
+    work = os.path.join(place, f"{name}{_UNFINISHED}")
+    folder = Folder(data_dir)
+    for attempt in range(_TRIES):
+        shutil.rmtree(work, ignore_errors=True)  # of a try that was cut off
+        os.makedirs(work, mode=0o750)
+        try:
+            made = _fill(folder, work, name)
+            os.rename(work, final)
+            return made
+        except FileNotFoundError as exc:
+            # The server made a newer snapshot of its own, and files of the older one went.
+            if attempt + 1 == _TRIES:
+                raise TopicsError(f"{exc.filename}: files go faster than they can be linked; try again") from None
+            folder.look()
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    raise AssertionError("unreachable")
+
+
+def _fill(folder: Folder, work: str, name: str) -> Snapshot:
+    linked = copied = 0
+    kept_cold = False
+    for holding in holdings(folder):
+        tier, path, _ = folder.files.find(holding.file)
+        target = os.path.join(work, holding.file)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if holding.bytes is None and _link(path, target):
+            linked += 1
+        elif holding.bytes is None and tier == "cold":
+            kept_cold = True  # it is on another disk, and has left the one that fills up: read it where it is
+        else:
+            copied += _copy(path, target, holding)
+    manifest = folder.files.manifest
+    # A shard that has not written anything has no folder, and needs none.
+    _write(os.path.join(work, MANIFEST_NAME), encode_manifest(_manifest(manifest, folder.files, kept_cold)))
+    visible = [topic for topic in folder.topics if not topic.internal]
+    made = Snapshot(
+        name=name,
+        created_ms=time.time_ns() // 1_000_000,
+        data_dir=os.path.abspath(folder.files.data_dir),
+        topics=len(visible),
+        records=sum(topic.count for topic in visible),
+        linked_files=linked,
+        copied_bytes=copied,
+    )
+    _write(os.path.join(work, SNAPSHOT_NOTE), msgspec.json.encode(made) + b"\n")
+    return made
+
+
+def _manifest(manifest: Manifest, files: Files, kept_cold: bool) -> Manifest:
+    cold = dict(files.roots()).get("cold") if kept_cold else None
+    return msgspec.structs.replace(manifest, cold=None if cold is None else os.path.abspath(cold))
+
+
+def _link(path: str, target: str) -> bool:
+    try:
+        os.link(path, target)
+        return True
+    except OSError as exc:
+        if exc.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            return False
+        raise
+
+
+def _copy(path: str, target: str, holding: Holding) -> int:
+    with open(path, "rb") as source, open(target, "wb") as sink:
+        left = os.fstat(source.fileno()).st_size if holding.bytes is None else holding.bytes
+        while left and (data := source.read(min(left, _COPY_BYTES))):
+            sink.write(data)
+            left -= len(data)
+        return sink.tell()
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def listed(place: str) -> list[Listed]:
+    found = []
+    for name in sorted(os.listdir(place)) if os.path.isdir(place) else []:
+        path = os.path.join(place, name)
+        if name.endswith(_UNFINISHED):
+            continue
+        try:
+            with open(os.path.join(path, SNAPSHOT_NOTE), "rb") as file:
+                note = msgspec.json.decode(file.read(), type=Snapshot)
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+            continue
+        found.append(Listed(snapshot=note, path=path, own_bytes=_own_bytes(path)))
+    return found
+
+
+def _own_bytes(path: str) -> int:
+    """Of files that nobody else links to."""
+    own = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            found = os.lstat(os.path.join(root, name))
+            if found.st_nlink == 1:
+                own += found.st_blocks * 512
+    return own
+
+
+def _places(data_dir: str | None, place: str | None) -> tuple[str, str]:
+    folder = data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
+    return folder, place or os.path.join(folder, "snapshots")
+
+
+def _fail(text: str) -> None:
+    click.echo(f"topics: {text}", err=True)
+    sys.exit(1)
