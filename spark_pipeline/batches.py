@@ -20,6 +20,7 @@ from spark_pipeline.plan import MIB, DataLoss, Piece, Slice, Wanted, slices
 from spark_pipeline.plan import Range as SeqRange
 from topics.errors import CorruptData, TopicsError
 from topics.folder.files import Files
+from topics.folder.topic import Topic
 from topics.folder.view import Folder
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, RECORD_SEPARATOR, aligned
@@ -37,6 +38,7 @@ _READ_BYTES = 8 * MIB  # one read from a file
 _SKIP_BYTES = 64 * 1024  # a gap between two batches that is read rather than jumped over
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 16 * MIB
+_TRIES = 3  # to find files that are there; a server replaces them every few seconds at most
 
 
 class Loaded(msgspec.Struct):
@@ -60,48 +62,54 @@ class Reading(msgspec.Struct, frozen=True):
     wanted: Wanted
     deleted: bool
     fail_on_loss: bool
+    drops_are_loss: bool = True  # a topic that is deleted while it is read; to a stream that is no loss
 
     def read(self, parts: list[Slice]) -> Iterator[pa.RecordBatch]:
         """Record batches of these slices, in order."""
         files = Files(self.data_dir, cold_dir=self.cold_dir)
-        schema = pa.schema([(name, ARROW[kind]) for name, kind in self.columns])
         for part in parts:
-            for group in _groups(self._load(files, part)):
-                batch = self._arrow(part, group, schema)
-                if batch.num_rows:
-                    yield batch
+            at = part.first
+            try:
+                for last, batch in self._batches(files, part):
+                    at = last + 1
+                    if batch.num_rows:
+                        yield batch
+            except FileNotFoundError:
+                # From the next batch that is wanted on: what lies before it may go as it likes.
+                following = next(piece.first for piece in part.pieces if piece.last >= at)
+                yield from self._read_again(part, max(at, following))
 
-    # --- from files to batches ---
+    def _batches(self, files: Files, part: Slice) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(up to which seq, the records)"""
+        for group in _groups(_read_pieces(files, part)):
+            yield group[-1].last, self._arrow(part, group)
 
-    def _load(self, files: Files, part: Slice) -> Iterator[Loaded]:
-        """The batches of a slice. Files that went since it was planned are looked for again by their seqs."""
-        at = part.first
-        try:
-            for loaded in _read_pieces(files, part):
-                yield loaded
-                at = loaded.last + 1
-        except FileNotFoundError:
-            yield from self._load_again(part, at)
-
-    def _load_again(self, part: Slice, at: int) -> Iterator[Loaded]:
-        for _ in range(3):
+    def _read_again(self, part: Slice, at: int) -> Iterator[pa.RecordBatch]:
+        """The rest of a slice whose files went since it was planned: its seqs are looked up anew."""
+        for _ in range(_TRIES):
             folder = Folder(self.data_dir, cold_dir=self.cold_dir)
             topic = folder.topic(part.topic_id)
             if topic is None:
-                self._lost(part.topic, at, part.last, "the topic was deleted while it was read")
+                if self.drops_are_loss:
+                    self._lost(part.topic, at, part.last, "the topic was deleted while it was read")
                 return
-            if (gap := topic.find_gap(at, part.last)) is not None:
-                self._lost(part.topic, gap[0], gap[1], f"reason: {gap[2]}, while they were read")
-            again = list(slices([SeqRange(topic, at, part.last)], self.wanted, deleted=self.deleted))
+            self._check_loss(part, topic, at)
+            again = slices([SeqRange(topic, at, part.last)], self.wanted, deleted=self.deleted)
             try:
                 for each in again:
-                    for loaded in _read_pieces(folder.files, each):
-                        yield loaded
-                        at = loaded.last + 1
+                    for last, batch in self._batches(folder.files, each):
+                        at = last + 1
+                        if batch.num_rows:
+                            yield batch
                 return
             except FileNotFoundError:
                 continue
         raise TopicsError(f"topic {part.topic}: its files change faster than they can be read; try again")
+
+    def _check_loss(self, part: Slice, topic: Topic, at: int) -> None:
+        while (gap := topic.find_gap(at, part.last)) is not None:
+            self._lost(part.topic, gap[0], gap[1], f"reason: {gap[2]}, while they were read")
+            at = gap[1] + 1
 
     def _lost(self, topic: str, first: int, last: int, why: str) -> None:
         text = f"topic {topic}: records {first} to {last} are gone ({why})"
@@ -111,7 +119,8 @@ class Reading(msgspec.Struct, frozen=True):
 
     # --- from batches to columns ---
 
-    def _arrow(self, part: Slice, group: list[Loaded], schema: pa.Schema) -> pa.RecordBatch:
+    def _arrow(self, part: Slice, group: list[Loaded]) -> pa.RecordBatch:
+        schema = pa.schema([(name, ARROW[kind]) for name, kind in self.columns])
         rows = sum(loaded.columns.count for loaded in group)
         mask = self._mask(part, group)
         arrays = [self._column(name, part, group, rows) for name, _ in self.columns]
@@ -227,13 +236,18 @@ def _groups(batches: Iterator[Loaded]) -> Iterator[list[Loaded]]:
     """As many batches as make one Arrow batch."""
     group: list[Loaded] = []
     rows = size = 0
-    for loaded in batches:
-        group.append(loaded)
-        rows += loaded.columns.count
-        size += loaded.columns.data_bytes
-        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-            yield group
-            group, rows, size = [], 0, 0
+    try:
+        for loaded in batches:
+            group.append(loaded)
+            rows += loaded.columns.count
+            size += loaded.columns.data_bytes
+            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                yield group
+                group, rows, size = [], 0, 0
+    except FileNotFoundError:
+        if group:
+            yield group  # what was read of files that have gone meanwhile is nowhere else
+        raise
     if group:
         yield group
 

@@ -6,7 +6,7 @@ Spark evaluates every predicate again on what comes, so this only has to be righ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
+
+from spark_pipeline.options import milliseconds
 
 _NO_LIMIT = 2**63 - 1
 
@@ -68,10 +70,9 @@ class Pushed(msgspec.Struct):
 
     def _add_time(self, predicate: Filter, value: Any) -> None:
         """$ts is in whole milliseconds: a bound between two of them is widened to the earlier or the later."""
-        if not isinstance(value, datetime):
-            return
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value
-        early = int(moment.timestamp() * 1_000_000) // 1_000
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return  # a time without a zone is one in the session's, which is not known here
+        early = milliseconds(value)
         if isinstance(predicate, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             self.start_ms = early if self.start_ms is None else max(self.start_ms, early)
         if isinstance(predicate, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -37,7 +37,17 @@ READING = (
     "includeData",
 )
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
-_STREAMED = ("records", "leases")
+_FROM_LOGS = ("records", "leases")  # views that have offsets ...
+_OF_LOGS = (  # ... and what is for them alone
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class OptionError(TopicsError, ValueError):
@@ -137,8 +147,8 @@ def _agree(options: Options, values: Mapping[str, str]) -> None:
     for name in ("includeHeaders", "includeDeleted", "includeData"):
         if name.lower() in values:
             raise OptionError(f"option {name} is for view=records, not for view={options.view}")
-    if options.view not in _STREAMED:
-        for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "minPartitions"):
+    if options.view not in _FROM_LOGS:
+        for name in _OF_LOGS:
             if name.lower() in values:
                 raise OptionError(f"option {name} is for view=records and view=leases, not for view={options.view}")
 
@@ -197,8 +207,12 @@ def _time(name: str, text: str | None) -> int | None:
         raise OptionError(
             f"option {name}: {text!r} is neither epoch milliseconds nor a time such as 2026-11-16T12:00:00Z"
         ) from None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    return int(moment.timestamp() * 1_000)
+    return milliseconds(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
+
+
+def milliseconds(moment: datetime) -> int:
+    """Since 1970, rounded down. A float of seconds would miss some milliseconds by one."""
+    return (moment - _EPOCH) // _MILLISECOND
 
 
 def _number(name: str, text: str | None) -> int:

@@ -89,13 +89,23 @@ class Range(msgspec.Struct, frozen=True):
 
 def subscribed(folder: Folder, options: Options, *, must_exist: bool = True) -> list[Topic]:
     """The topics that the options name, by name; those asked for one by one have to exist."""
+    if must_exist:
+        _check_names(folder, options)
     leases = options.view == "leases"
-    found = [topic for topic in folder.topics if topic.internal == leases and options.wants(shown_name(topic))]
-    if must_exist and options.names is not None and not leases:
-        missing = sorted(options.names - {topic.name for topic in found})
+    return [topic for topic in folder.topics if topic.internal == leases and options.wants(shown_name(topic))]
+
+
+def _check_names(folder: Folder, options: Options) -> None:
+    known = {topic.name for topic in folder.topics if not topic.internal}
+    given = {
+        "subscribe": options.names or frozenset(),
+        "startingOffsets": options.start.by_topic,
+        "endingOffsets": options.end.by_topic,
+    }
+    for option, names in given.items():
+        missing = sorted(name for name in names if name not in known)
         if missing:
-            raise OptionError(f"option subscribe: there is no topic {', '.join(missing)} in {options.path}")
-    return found
+            raise OptionError(f"option {option}: there is no topic {', '.join(missing)} in {options.path}")
 
 
 def shown_name(topic: Topic) -> str:
@@ -121,13 +131,19 @@ def ranges(folder: Folder, options: Options) -> list[Range]:
 def starting_seq(topic: Topic, options: Options, name: str) -> int:
     start = options.start.of(name)
     if start == EARLIEST:
-        return max(1, topic.low)
+        return beginning(topic, options)
     if start == LATEST:
         return topic.disk_seq + 1
     if start > topic.head_seq + 1:
-        _lost(options, name, 1, topic.head_seq, f"it ends with {topic.head_seq}: it was deleted and made again")
-        return max(1, topic.low)
+        why = f"the start is beyond the end, {topic.head_seq}: the topic was made again, or the offset is wrong"
+        _lost(options, name, topic.head_seq + 1, start - 1, why)
+        return beginning(topic, options)
     return max(1, start)
+
+
+def beginning(topic: Topic, options: Options) -> int:
+    """Of what can still be read. Deleted records stand before the first live one, too."""
+    return max(1, topic.evict_floor if options.deleted else topic.low)
 
 
 def check_loss(wanted: Range, options: Options) -> None:

@@ -6,15 +6,23 @@ the executors, and never gives any of them its session.
 Filters: a reader that defines `pushFilters` fails every read unless spark.sql.python.filterPushdown.enabled is set.
 With that setting Spark plans filtered reads in a worker of its own; whether that one is running tells which reader to
 give.
+
+Mistakes: Spark shows the Python stack of an error, and hides it where an environment variable says so. What is raised
+on purpose says all there is to say in one line, so it sets that variable in the process that is about to fail.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -23,11 +31,14 @@ from spark_pipeline.batches import ARROW, Reading
 from spark_pipeline.filters import Pushed, pushed
 from spark_pipeline.options import OptionError, Options, parse
 from spark_pipeline.plan import Slice, Wanted
+from topics.errors import TopicsError
 from topics.folder.view import Folder
 
 FORMAT = "topics"
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_HIDE_STACK = "SPARK_HIDE_TRACEBACK"
 _TABLE_ROWS = 10_000
+_TRIES = 3  # to read a table while a server replaces files
 _LOG_COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")]
 
 
@@ -44,22 +55,25 @@ class TopicsSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        options = parse(self.options)
-        return schemas.ddl(options.view, headers=options.headers, data=options.data, deleted=options.deleted)
+        with plainly():
+            options = parse(self.options)
+            return schemas.ddl(options.view, headers=options.headers, data=options.data, deleted=options.deleted)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse(self.options)
-        if options.max_per_trigger:
-            raise OptionError("option maxOffsetsPerTrigger is for streams (spark.readStream), not for spark.read")
-        kind = PushingReader if _pushdown_is_on() else TopicsReader
-        return kind(options, wanted_columns(options, schema))
+        with plainly():
+            options = _here(self.options)
+            if options.max_per_trigger:
+                raise OptionError("option maxOffsetsPerTrigger is for streams (spark.readStream), not for spark.read")
+            kind = PushingReader if _pushdown_is_on() else TopicsReader
+            return kind(options, wanted_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_pipeline.stream import LossStreamReader, TopicsStreamReader
 
-        options = parse(self.options)
-        kind = LossStreamReader if options.view == "tombstones" else TopicsStreamReader
-        return kind(options, wanted_columns(options, schema))
+        with plainly():
+            options = _here(self.options)
+            kind = LossStreamReader if options.view == "tombstones" else TopicsStreamReader
+            return kind(options, wanted_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from spark_pipeline.writer import TopicsWriter
@@ -72,9 +86,33 @@ class TopicsSource(DataSource):
         return TopicsStreamWriter(self.options, schema, overwrite)
 
 
-def _pushdown_is_on() -> bool:
+def _here(given: Mapping[str, str]) -> Options:
+    """A relative path is one of the driver: tasks run in other folders."""
+    options = parse(given)
+    cold = options.cold_path
+    return msgspec.structs.replace(
+        options, path=os.path.abspath(options.path), cold_path=None if cold is None else os.path.abspath(cold)
+    )
+
+
+def _main_module() -> str:
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
+    return "" if main is None else str(main.name)
+
+
+def _pushdown_is_on() -> bool:
+    return _PUSHDOWN_WORKER in sys.modules or _main_module() == _PUSHDOWN_WORKER
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Errors that are raised on purpose end a worker of Spark without a Python stack."""
+    try:
+        yield
+    except TopicsError:
+        if _main_module().startswith("pyspark."):
+            os.environ[_HIDE_STACK] = "1"
+        raise
 
 
 def wanted_columns(options: Options, schema: StructType) -> list[tuple[str, str]]:
@@ -98,12 +136,17 @@ class TopicsReader(DataSourceReader):
         self.pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
+        with plainly():
+            return self._plan()
+
+    def _plan(self) -> list[InputPartition]:
         options = self.options
         folder = Folder(options.path, cold_dir=options.cold_path)
         if options.view not in ("records", "leases"):
             plan.subscribed(folder, options)
             return [SlicePartition([])]
         wanted = [self._narrowed(each) for each in plan.ranges(folder, options) if self._may_hold(each)]
+        wanted = [each for each in wanted if each.first <= each.last]
         found = list(plan.slices(wanted, self._condition(), deleted=options.deleted))
         parts = plan.partitions(found, at_least=options.min_partitions)
         return [SlicePartition(each) for each in parts] or [SlicePartition([])]
@@ -134,18 +177,34 @@ class PushingReader(TopicsReader):
 
 
 def read(
-    options: Options, columns: list[tuple[str, str]], condition: Wanted, partition: SlicePartition
+    options: Options,
+    columns: list[tuple[str, str]],
+    condition: Wanted,
+    partition: SlicePartition,
+    *,
+    streaming: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """What a task does, in batch and in streaming queries."""
-    if options.view == "records":
-        return _reading(options, columns, condition).read(partition.parts)
-    if options.view == "leases":
-        return arrow(_lease_rows(options, condition, partition), options, columns)
-    folder = Folder(options.path, cold_dir=options.cold_path)
-    return arrow(tables.rows(options.view, folder, options.wants), options, columns)
+    with plainly():
+        if options.view == "records":
+            yield from _reading(options, columns, condition, streaming).read(partition.parts)
+        elif options.view == "leases":
+            yield from arrow(_lease_rows(options, condition, partition, streaming), options, columns)
+        else:
+            yield from arrow(iter(_table(options)), options, columns)
 
 
-def _reading(options: Options, columns: list[tuple[str, str]], condition: Wanted) -> Reading:
+def _table(options: Options) -> list[tables.Row]:
+    for _ in range(_TRIES):
+        folder = Folder(options.path, cold_dir=options.cold_path)
+        try:
+            return list(tables.rows(options.view, folder, options.wants))
+        except FileNotFoundError:
+            continue  # a segment or a log file went since the look
+    raise TopicsError(f"{options.path}: its files change faster than they can be read; try again")
+
+
+def _reading(options: Options, columns: list[tuple[str, str]], condition: Wanted, streaming: bool) -> Reading:
     return Reading(
         data_dir=options.path,
         cold_dir=options.cold_path,
@@ -153,16 +212,20 @@ def _reading(options: Options, columns: list[tuple[str, str]], condition: Wanted
         wanted=condition,
         deleted=options.deleted,
         fail_on_loss=options.fail_on_loss,
+        drops_are_loss=not streaming,
     )
 
 
-def _lease_rows(options: Options, condition: Wanted, partition: SlicePartition) -> Iterator[tables.Row]:
-    reading = _reading(options, _LOG_COLUMNS, condition)
+def _lease_rows(
+    options: Options, condition: Wanted, partition: SlicePartition, streaming: bool
+) -> Iterator[tables.Row]:
+    reading = _reading(options, _LOG_COLUMNS, condition, streaming)
     for part in partition.parts:
         for batch in reading.read([part]):
-            seqs, times, values = (batch.column(at).to_pylist() for at in range(3))
-            for seq, ts, value in zip(seqs, times, values, strict=True):
-                yield from tables.leases(part.topic, part.shard, seq, round(ts.timestamp() * 1_000), value)
+            # As numbers: times with a zone would need the machine's table of zones.
+            times = pc.divide(batch.column(1).cast(pa.int64()), 1_000).to_pylist()
+            for seq, ts_ms, value in zip(batch.column(0).to_pylist(), times, batch.column(2).to_pylist(), strict=True):
+                yield from tables.leases(part.topic, part.shard, seq, ts_ms, value)
 
 
 def arrow(rows: Iterator[tables.Row], options: Options, columns: list[tuple[str, str]]) -> Iterator[pa.RecordBatch]:
@@ -188,5 +251,10 @@ def arrow(rows: Iterator[tables.Row], options: Options, columns: list[tuple[str,
 
 
 def register(spark: Any) -> None:
-    """Make `format("topics")` known to a session, and where the code is not installed on the executors, also there."""
-    spark.dataSource.register(TopicsSource)
+    """Make `format("topics")` known to a session. Not needed where the wheel is installed: there Spark finds it by
+    itself (pyspark_topics), and refuses to be told again. Executors need the code too, installed or by --py-files."""
+    try:
+        spark.dataSource.register(TopicsSource)
+    except AnalysisException as exc:
+        if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
