@@ -1,0 +1,227 @@
+"""Producers: who writes how much, who has stopped, and how large records are.
+
+A producer is the `node` that a writer gave; records without one are counted together. Copies that a router made carry
+their writer's node and count in their own topic again. Each run adds how many records of which size were new, so
+percentiles over many runs are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark_pipeline.reports import amounts, units
+from spark_pipeline.reports.hours import DAY_MS, WEEK_DAYS, date_of, day_of, day_start_ms, millis
+from spark_pipeline.reports.kept import kept
+from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, Result, Series, Table
+
+NAME = "producers"
+TITLE = "Producers"
+QUESTION = "Who writes how much, who has fallen silent, and how large are the records?"
+
+_TOP = 20
+_SILENT = 50
+_DRAWN = 5
+_DAYS = 30
+_PERCENTILES = (0.5, 0.95, 0.99)
+_LABELS = ("p50", "p95", "p99")
+_NOBODY = "(no node)"
+
+
+def compute(job: Job) -> Result:
+    fresh = job.fresh("records", includeData="false", includeHeaders="true", includeDeleted="true")
+    partial = fresh.groupBy("node", date_of("timestamp").alias("date"), "size").agg(
+        F.count("*").alias("records"), F.max("timestamp").alias("last_seen")
+    )
+    history = job.accumulate("sizes", partial)
+    begin = job.now_ms - _DAYS * DAY_MS if job.since_ms is None else job.since_ms
+    recent = history.filter(F.col("date") >= day_of(begin))
+    with kept(_merged(recent)) as recent, kept(_by_node(recent)) as nodes:
+        job.save("daily", recent.groupBy("node", "date").agg(*_volume()))
+        totals = _totals(recent, nodes)
+        rows = [_unpacked(row.asDict()) for row in nodes.orderBy(F.desc("bytes"), "node").limit(_TOP).collect()]
+        silent_frame = _silent(nodes, job.now_ms)
+        silent = [_unpacked(row.asDict()) for row in silent_frame.orderBy("last_ms", "node").limit(_SILENT).collect()]
+        silent_count = silent_frame.count()
+        drawn = [row["node"] for row in rows[:_DRAWN]]
+        days = _by_day(recent, drawn, job.now_ms)
+    summary = {**totals, "silent_nodes": silent_count, "since_ms": begin}
+    return Result(
+        summary=summary,
+        findings=_findings(summary, silent),
+        tables=_tables(summary, rows, silent, job.now_ms),
+        charts=_charts(rows, days),
+        metrics=_metrics(summary, rows),
+    )
+
+
+def _merged(history: DataFrame) -> DataFrame:
+    """The shares of all runs as one."""
+    return history.groupBy("node", "date", "size").agg(
+        F.sum("records").alias("records"), F.max(millis("last_seen")).alias("last_ms")
+    )
+
+
+def _volume() -> list[Any]:
+    return [
+        F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
+        F.coalesce(F.sum(F.col("size") * F.col("records")), F.lit(0)).cast("bigint").alias("bytes"),
+        F.max("last_ms").alias("last_ms"),
+        F.max("size").alias("max_size"),
+        F.percentile(F.col("size"), F.lit(list(_PERCENTILES)), F.col("records")).alias("percentiles"),
+    ]
+
+
+def _by_node(merged: DataFrame) -> DataFrame:
+    return merged.groupBy("node").agg(*_volume())
+
+
+def _silent(nodes: DataFrame, now_ms: int) -> DataFrame:
+    """Seen in the trailing week, but not in the last day."""
+    last = F.col("last_ms")
+    day, week = now_ms - DAY_MS, now_ms - (WEEK_DAYS + 1) * DAY_MS
+    return nodes.filter(F.col("node").isNotNull() & (last < day) & (last >= week))
+
+
+def _totals(recent: DataFrame, nodes: DataFrame) -> dict[str, Any]:
+    sizes = recent.agg(*_volume()).first()
+    nobody = nodes.agg(
+        F.count("node").alias("nodes"),
+        F.coalesce(F.sum(F.when(F.col("node").isNull(), F.col("records"))), F.lit(0)).alias("records_without_node"),
+    ).first()
+    assert sizes is not None  # both are aggregates of all rows
+    assert nobody is not None
+    return {**_unpacked(sizes.asDict()), **nobody.asDict()}
+
+
+def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
+    found = row.pop("percentiles")
+    for label, value in zip(_LABELS, found or [None] * len(_LABELS), strict=True):
+        row[f"{label}_size"] = value
+    return row
+
+
+def _by_day(merged: DataFrame, drawn: list[str | None], now_ms: int) -> dict[str, dict[int, int]]:
+    """Records by node and day."""
+    if not drawn:
+        return {}
+    shown = F.coalesce("node", F.lit(_NOBODY))
+    name = F.when(shown.isin([node or _NOBODY for node in drawn]), shown).otherwise("others")
+    rows = merged.groupBy(name.alias("name"), "date").agg(F.sum("records").alias("records")).collect()
+    first = min(day_start_ms(row["date"]) for row in rows)
+    last = max(day_start_ms(day_of(now_ms)), *(day_start_ms(row["date"]) for row in rows))
+    found: dict[str, dict[int, int]] = {}
+    for row in rows:
+        days = found.setdefault(row["name"], dict.fromkeys(range(first, last + 1, DAY_MS), 0))
+        days[day_start_ms(row["date"])] = row["records"]
+    order = [node or _NOBODY for node in drawn]
+    return {name: found[name] for name in [*order, "others"] if name in found}
+
+
+def _findings(summary: dict[str, Any], silent: list[dict[str, Any]]) -> list[Finding]:
+    if not summary["records"]:
+        return [Finding("ok", "Nothing was written.")]
+    nodes = amounts.several(summary["nodes"], "node")
+    found = [
+        Finding(
+            "ok",
+            f"{nodes} wrote {amounts.several(summary['records'] - summary['records_without_node'], 'record')}; "
+            f"{summary['records_without_node']:,} came without a node.",
+        ),
+        Finding(
+            "ok",
+            f"Half of all records hold {units.bytes_text(summary['p50_size'])} of data or less, "
+            f"one in a hundred {units.bytes_text(summary['p99_size'])} or more; the largest "
+            f"{units.bytes_text(summary['max_size'])}.",
+        ),
+    ]
+    if silent:
+        text = amounts.names([row["node"] for row in silent], of=summary["silent_nodes"])
+        found.append(Finding("notice", f"Seen in the week before, but not in the last 24 hours: {text}."))
+    return found
+
+
+def _tables(
+    summary: dict[str, Any], rows: list[dict[str, Any]], silent: list[dict[str, Any]], now_ms: int
+) -> list[Table]:
+    since = units.time_text(day_start_ms(day_of(summary["since_ms"])))
+    tables = [
+        Table(
+            title="Volume by node",
+            columns=[
+                Column("node"),
+                Column("records", "count"),
+                Column("data", "bytes"),
+                *(Column(f"size {label}", "bytes") for label in _LABELS),
+                Column("largest", "bytes"),
+                Column("last seen", "time"),
+            ],
+            rows=[
+                (
+                    row["node"] or _NOBODY,
+                    row["records"],
+                    row["bytes"],
+                    *(row[f"{label}_size"] for label in _LABELS),
+                    row["max_size"],
+                    row["last_ms"],
+                )
+                for row in rows
+            ],
+            note=f"Since {since}. "
+            + (f"The first {_TOP} of {summary['nodes']:,} nodes. " if summary["nodes"] > _TOP else "")
+            + "Copies made by routers count as well.",
+        )
+    ]
+    if silent:
+        tables.append(
+            Table(
+                title="Silent nodes",
+                columns=[
+                    Column("node"),
+                    Column("last seen", "time"),
+                    Column("that is", "ms"),
+                    Column("records", "count"),
+                ],
+                rows=[(row["node"], row["last_ms"], now_ms - row["last_ms"], row["records"]) for row in silent],
+                note=f"The first {_SILENT} of {summary['silent_nodes']:,}."
+                if summary["silent_nodes"] > _SILENT
+                else "",
+            )
+        )
+    return tables
+
+
+def _charts(rows: list[dict[str, Any]], days: dict[str, dict[int, int]]) -> list[Chart]:
+    charts = []
+    if days:
+        series = [Series(name, [(day, float(count)) for day, count in by.items()]) for name, by in days.items()]
+        charts.append(Chart(title="Records by node and day", shape="stacked", series=series))
+    if rows:
+        top = [(row["node"] or _NOBODY, row) for row in rows[:10]]
+        charts.append(
+            Chart(
+                title="Data by node",
+                shape="bars",
+                series=[Series("data", [(name, float(row["bytes"])) for name, row in top])],
+                kind="bytes",
+            )
+        )
+    return charts
+
+
+def _metrics(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[Metric]:
+    found = [
+        Metric("producers_nodes", "Nodes that wrote in the last thirty days.", summary["nodes"]),
+        Metric("producers_silent_nodes", "Nodes seen in the week before, but not for a day.", summary["silent_nodes"]),
+        Metric("producers_records_without_node", "Records without a node.", summary["records_without_node"]),
+    ]
+    text = "How much data a record holds, by percentile."
+    for label in (*_LABELS, "max"):
+        if summary[f"{label}_size"] is not None:
+            found.append(Metric("producers_data_bytes", text, summary[f"{label}_size"], {"percentile": label}))
+    for row in rows:
+        text = f"Data written by a node in the last thirty days; the {_TOP} that wrote most."
+        found.append(Metric("producers_node_bytes", text, row["bytes"], {"node": row["node"] or _NOBODY}))
+    return found
