@@ -150,7 +150,7 @@ def _time_lines(chart: Chart, lines: list[_Line], width: int) -> str:
     xs = [int(x) for line in lines for x, _ in line.points]
     low, high = min(xs), max(xs)
     if low == high:
-        low, high = low - units.HOUR_MS // 2, high + units.HOUR_MS // 2
+        low, high = low - _usual_slot(low), high + _usual_slot(low)
     lines = [_Line(line.css, line.name, sorted(line.points, key=lambda point: int(point[0]))) for line in lines]
     drawn = _strokes(chart, lines, frame, axis, lambda x: frame.x((int(x) - low) / (high - low)))
     return frame.svg(chart.title, [*canvas.upright(frame, axis), *canvas.times(frame, low, high), *drawn])
@@ -238,10 +238,15 @@ def _time_bars(chart: Chart, lines: list[_Line], width: int) -> tuple[str, str]:
     return frame.svg(chart.title, parts), note
 
 
+def _usual_slot(x: int) -> int:
+    """What a time stands for that has no neighbours."""
+    return next((slot for slot in (units.DAY_MS, units.HOUR_MS) if x % slot == 0), units.MINUTE_MS)
+
+
 def _fitted(chart: Chart, lines: list[_Line], room: int) -> tuple[list[_Line], int, str]:
     """The lines, their points joined until no more than `room` slots are needed; and how long a slot is."""
     xs = sorted({int(x) for line in lines for x, _ in line.points})
-    slot_ms = min((after - before for before, after in pairwise(xs)), default=units.HOUR_MS)
+    slot_ms = min((after - before for before, after in pairwise(xs)), default=_usual_slot(xs[0]))
     if (xs[-1] - xs[0]) // slot_ms < room:
         return lines, slot_ms, ""
     fitting = (slot for slot in _SLOTS_MS if slot > slot_ms and (xs[-1] - xs[0]) // slot + 1 < room)

@@ -88,7 +88,7 @@ def render(outcome: Outcome) -> str:
     sections = [_section(entry) for entry in outcome.entries]
     headlines = _headlines(outcome, sections)
     level, verdict = _verdict(headlines)
-    return _template().render(
+    text: str = _template().render(
         outcome=outcome,
         when=units.time_text(outcome.now_ms),
         since=None if outcome.since_ms is None else units.time_text(outcome.since_ms),
@@ -98,6 +98,7 @@ def render(outcome: Outcome) -> str:
         headlines=headlines,
         sections=sections,
     )
+    return text
 
 
 def _template() -> jinja2.Template:
@@ -164,10 +165,10 @@ def _section(entry: Entry) -> Section:
 
 
 def _tiles(summary: dict[str, Any]) -> list[Tile]:
-    """The plain numbers of a summary; what is deeper is in the JSON."""
+    """The plain numbers of a summary, as far as they are known; what is deeper is in the JSON."""
     found = []
     for name, value in summary.items():
-        if isinstance(value, int | float | str) or value is None:
+        if isinstance(value, int | float | str):
             found.append(Tile(_words(name), units.text(value, kind_of(name, value))))
     return found[:MOST_TILES]
 

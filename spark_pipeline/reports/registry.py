@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
+import inspect
+import re
 from collections.abc import Iterable
-from typing import Protocol
+from functools import cache
+from types import ModuleType
+from typing import Protocol, cast
 
 from topics.errors import TopicsError
 
@@ -28,8 +33,7 @@ class UnknownReport(TopicsError):
 
 
 def load(name: str) -> ReportModule:
-    module: ReportModule = importlib.import_module(f"{__package__}.{name}")  # type: ignore[assignment]
-    return module
+    return cast(ReportModule, importlib.import_module(f"{__package__}.{name}"))
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
@@ -48,3 +52,41 @@ def similar(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {' or '.join(close)}?"
     return f"; there are {', '.join(among)}" if among else ""
+
+
+# --- metrics -----------------------------------------------------------------------------------------
+
+
+def report_of(metric: str) -> str | None:
+    """Which report has a metric of this name."""
+    for name in NAMES:
+        if any(pattern.fullmatch(metric) for pattern in _metrics(name)):
+            return name
+    return None
+
+
+def suggest_metric(metric: str) -> str | None:
+    """None if a report knows the metric, else the end of a sentence about a wrong name."""
+    if report_of(metric) is not None:
+        return None
+    plain = [pattern.pattern for name in NAMES for pattern in _metrics(name) if "[" not in pattern.pattern]
+    return similar(metric, plain)
+
+
+@cache
+def _metrics(name: str) -> tuple[re.Pattern[str], ...]:
+    """The names in a report's `Metric(...)` calls. They are read from its source: a run has only those metrics of which
+    there is something to say, and a threshold for a queue is not wrong because there is no queue yet."""
+    tree = ast.parse(inspect.getsource(cast(ModuleType, load(name))))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric"]
+    return tuple(re.compile(pattern) for call in calls if (pattern := _pattern(call.args[0] if call.args else None)))
+
+
+def _pattern(name: ast.expr | None) -> str | None:
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return re.escape(name.value)
+    if isinstance(name, ast.JoinedStr):
+        return "".join(
+            re.escape(str(part.value)) if isinstance(part, ast.Constant) else r"[a-z0-9_]+" for part in name.values
+        )
+    return None
