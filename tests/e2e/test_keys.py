@@ -575,7 +575,7 @@ def test_keys_that_can_not_be_read_refuse_to_start(keys: str, tmp_path: Any) -> 
 
 
 def test_a_server_without_keys_says_so_loudly(server: Server, guarded: Server) -> None:
-    assert "warning supervisor no_api_keys" in server.output()
+    assert "level=warning process=supervisor event=no_api_keys" in server.output()
     assert "no_api_keys" not in guarded.output()
     for secret in (FULL, OTHER, READER, ODD):
         assert secret not in guarded.output()
