@@ -190,6 +190,21 @@ def test_an_unsynced_tail_over_two_files_is_cut_and_said(shard: Shard) -> None:
     assert len(shard.everything("t")) == last.first_seq
 
 
+def test_what_went_with_the_power_below_the_first_record_counts_as_evicted(shard: Shard) -> None:
+    """So that every seq that was ever given out is accounted for."""
+    shard.append("t", records(3))
+    shard.delete("t", before_seq=4)
+    shard.crash()
+    shard.open(boot=OTHER_BOOT)
+    topic = shard.topic("t")
+    assert topic.head_seq > 3, "seqs that may have been given out are not given out again"
+    assert topic.count == 0
+    assert topic.head_seq == topic.deleted_total + topic.evicted_total + topic.expired_total
+    shard.restart()
+    topic = shard.topic("t")
+    assert topic.head_seq == topic.deleted_total + topic.evicted_total + topic.expired_total
+
+
 # --- torn tails and damage ---------------------------------------------------------------------------
 
 

@@ -518,7 +518,9 @@ class Recovery:
             topic.sure_ceiling = topic.ceiling
             # What is lost below the first live record is an eviction like any other.
             while topic.holes and topic.holes[0][0] <= topic.earliest_seq:
-                topic.cap_seq = max(topic.cap_seq, topic.holes.pop(0)[1])
+                first, last = topic.holes.pop(0)
+                topic.evicted_total += max(0, last - max(first, topic.evict_floor) + 1)
+                topic.cap_seq = max(topic.cap_seq, last)
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
             topic.touched()
 
