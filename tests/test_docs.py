@@ -160,7 +160,7 @@ def test_kill_points_are_those_of_the_program() -> None:
 
 def test_every_module_has_its_place_in_the_house() -> None:
     house = read("docs/ARCHITECTURE.md").partition("\n## The rooms of the house\n")[2]
-    for room in ("storage", "shm", "actors", "walshard", "gateway"):
+    for room in ("storage", "folder", "shm", "actors", "walshard", "gateway"):
         section = house.partition(f"\n  {room}/ ")[2]
         named = re.findall(r"\w+\.py", re.split(r"\n  \w+/ ", section)[0])
         modules = {path.name for path in (ROOT / "topics" / room).glob("*.py")} - {"__init__.py"}
