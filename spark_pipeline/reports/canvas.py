@@ -21,7 +21,7 @@ WIDE_PX, NARROW_PX = 532, 340  # two beside each other on a desk; a phone
 
 _HEIGHT_PX = {WIDE_PX: 220, NARROW_PX: 190}
 _FONT_PX = 11
-_LETTER_PX = 6.3  # the mean of usual fonts at that size is below 6
+_LETTER_PX = 7.0  # of DejaVu Sans, which is wider than what most machines have
 _APART_PX = 6  # between two labels
 _PER_TIME_PX = 70  # what a label of a time axis wants
 
@@ -98,14 +98,14 @@ def sideways(frame: Frame, axis: Axis) -> Iterator[str]:
     )
 
 
-def times(frame: Frame, low_ms: int, high_ms: int) -> Iterator[str]:
-    """Moments along the bottom, and below them which days these are."""
+def times(frame: Frame, low_ms: int, high_ms: int, *, last_ms: int) -> Iterator[str]:
+    """Moments along the bottom, and below them which days these are, up to that of `last_ms`."""
     ticks = units.time_ticks(low_ms, high_ms, at_most=max(int(frame.inner // _PER_TIME_PX), 2))
     at = [(frame.x((ms - low_ms) / (high_ms - low_ms)), label) for ms, label in ticks]
     for x, _ in at:
         yield stroke("tick", x, frame.floor, x, frame.floor + 4)
     yield from _beside_each_other(frame, at)
-    yield text(frame.width - frame.right, frame.floor + 35, units.span_text(low_ms, high_ms), "end", css="axis")
+    yield text(frame.width - frame.right, frame.floor + 35, units.span_text(low_ms, last_ms), "end", css="axis")
 
 
 def names(frame: Frame, labels: list[str], place: Callable[[str], float]) -> Iterator[str]:
@@ -170,7 +170,7 @@ def _letter_px(letter: str) -> float:
         return _FONT_PX + 1.0
     if letter in "mwMW@%…":
         return _LETTER_PX * 1.6
-    return _LETTER_PX * (1.2 if letter.isupper() else 0.6 if letter in "iljtfI.,:;|'! " else 1.0)
+    return _LETTER_PX * (1.15 if letter.isupper() else 0.62 if letter in "iljtfI.,:;|'! " else 1.0)
 
 
 def cut(label: str, room_px: float) -> str:

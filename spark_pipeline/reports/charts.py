@@ -7,7 +7,6 @@ room is said in the note.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -25,6 +24,7 @@ _NAMES_SHARE = 0.38  # of the width, at most, for the names beside bars
 _LEAST_BAR_PX = 3
 _THICKEST_BAR_PX = 48.0  # a single bar need not fill the chart
 _MOST_DOTS = 32  # more of them would hide the line
+_LARGEST = 1e300  # that sums and steps of it are still numbers
 _MOST_TITLES = 400  # for the pointer; more would only make the page large
 
 # Bars of time are joined to one of these until there is room for each.
@@ -93,7 +93,7 @@ def _prepared(chart: Chart) -> tuple[list[_Line], str]:
 
 def _drawable(series: Series) -> Iterator[tuple[int | str, float]]:
     for x, y in series.points:
-        if y is not None and math.isfinite(y):
+        if y is not None and abs(y) < _LARGEST:  # no NaN is
             yield x, float(y)
 
 
@@ -153,7 +153,8 @@ def _time_lines(chart: Chart, lines: list[_Line], width: int) -> str:
         low, high = low - _usual_slot(low), high + _usual_slot(low)
     lines = [_Line(line.css, line.name, sorted(line.points, key=lambda point: int(point[0]))) for line in lines]
     drawn = _strokes(chart, lines, frame, axis, lambda x: frame.x((int(x) - low) / (high - low)))
-    return frame.svg(chart.title, [*canvas.upright(frame, axis), *canvas.times(frame, low, high), *drawn])
+    along = canvas.times(frame, low, high, last_ms=high)
+    return frame.svg(chart.title, [*canvas.upright(frame, axis), *along, *drawn])
 
 
 def _label_lines(chart: Chart, lines: list[_Line], width: int) -> str:
@@ -217,7 +218,7 @@ def _time_bars(chart: Chart, lines: list[_Line], width: int) -> tuple[str, str]:
     slot_px = frame.inner * slot_ms / (high - low)
     body_px = min(slot_px - min(max(slot_px * 0.18, 0.5), 6), _THICKEST_BAR_PX)
     thick = body_px if stacked else body_px / len(lines)
-    parts = [*canvas.upright(frame, axis), *canvas.times(frame, low, high)]
+    parts = [*canvas.upright(frame, axis), *canvas.times(frame, low, high, last_ms=high - 1)]
     piles: dict[tuple[int, bool], float] = {}
     for number, line in enumerate(lines):
         for x, y in line.points:
@@ -278,7 +279,7 @@ def _label_bars(chart: Chart, lines: list[_Line], width: int) -> tuple[str, str]
     per_row = 1 if stacked else len(lines)
     thick = _ROW_PX if per_row == 1 else max(_ROW_PX - per_row, 13)  # a value is written beside each
     row_px = thick * per_row + _ROW_GAP_PX
-    axis = Axis.fitting(*_extent(lines, stacked=stacked), chart.kind, at_most=6 if width == WIDE_PX else 3)
+    axis = Axis.fitting(*_extent(lines, stacked=stacked), chart.kind, at_most=6 if width == WIDE_PX else 4)
     ends = _ends(lines, stacked=stacked)
     names_px = min(max(map(canvas.text_px, labels)) + 12, width * _NAMES_SHARE)
     frame = Frame(

@@ -15,6 +15,8 @@ from .report import Kind
 UNKNOWN = "–"
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 
+_ABSURD = 1e19  # more than 64 bits hold: better wrong in a few letters than wrong all over the page
+_SIGN: dict[Kind, str] = {"bytes": " B", "ms": " ms", "percent": " %"}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SPANS = (("d", DAY_MS, "h", HOUR_MS), ("h", HOUR_MS, "m", MINUTE_MS), ("m", MINUTE_MS, "s", SECOND_MS))
@@ -43,6 +45,8 @@ def text(value: Any, kind: Kind) -> str:
         return _plain(value)
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
+    if abs(value) >= _ABSURD:
+        return f"{value:.3g}{_SIGN.get(kind, '')}"
     if kind == "count":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     if kind == "bytes":
@@ -57,6 +61,8 @@ def text(value: Any, kind: Kind) -> str:
 def short(value: float, kind: Kind) -> str:
     """A value at a tick: as few letters as tell it from its neighbours."""
     if kind in ("bytes", "ms", "percent", "time"):
+        return text(value, kind)
+    if abs(value) >= _ABSURD:
         return text(value, kind)
     for size, letter in _LARGE:
         if abs(value) >= size:
