@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 
-from spark_pipeline import inventory
-from spark_pipeline.checking import check_file
-from spark_pipeline.inventory import Entry, Inventory
 from spark_pipeline.reports import amounts, units
 from spark_pipeline.reports.hours import day_of
 from spark_pipeline.reports.kept import kept
 from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, Result, Series, Table
+from topics.folder import inventory
+from topics.folder.checking import check_file
+from topics.folder.inventory import Entry, Inventory
 
 NAME = "integrity"
 TITLE = "Integrity"

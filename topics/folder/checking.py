@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from spark_pipeline.inventory import Entry
 from topics.errors import TopicsError
 from topics.folder.files import Files
+from topics.folder.inventory import Entry
 from topics.storage.columns import Columns
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType, aligned, frame_bytes
