@@ -70,7 +70,7 @@ def _made(master: str | None, log: Path) -> SparkSession:
         try:
             gateway = launch_gateway(popen_kwargs={"stdout": file, "stderr": file})
         except PySparkRuntimeError:
-            raise NoSpark(f"the JVM of Spark ended at once; {log} says why: {_last_line(log)}") from None
+            raise NoSpark(f"the JVM of Spark ended at once; {log} says why: {_complaint(log)}") from None
     conf = SparkConf(_jvm=gateway.jvm)
     if master is not None:
         conf.setMaster(master)
@@ -133,6 +133,7 @@ def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
 
 
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "nothing"
+def _complaint(log: Path) -> str:
+    """The line that says what went wrong, of a log that is otherwise a stack."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "nothing")
