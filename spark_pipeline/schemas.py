@@ -60,7 +60,7 @@ _TABLES: dict[str, list[tuple[str, str]]] = {
         ("deleted", "bigint"),  # flagged, but still there
         ("dead", "bigint"),  # evicted or expired, but still there
         ("live_bytes", "bigint"),  # what live records count for
-        ("total_bytes", "bigint"),  # what all its records count for
+        ("total_bytes", "bigint"),  # what all its records count for; of a WAL file, those in no segment
         ("first_time", "timestamp"),
         ("last_time", "timestamp"),
     ],
