@@ -18,7 +18,7 @@ from topics.actors.datadir import DataDir, LockInfo
 from topics.actors.process import ProcessSpec
 from topics.actors.supervisor import Supervisor
 from topics.errors import SettingsError, StartRefused
-from topics.settings import Settings, from_environment
+from topics.settings import Settings, load, require_keys
 
 EXIT_REFUSED = 2
 
@@ -50,14 +50,21 @@ def link_table(settings: Settings) -> list[tuple[str, str]]:
 
 
 @click.command()
+@click.option("--config", help="A TOML file with settings (TOPICS_CONFIG).")
 @click.option("--host", help="Address to listen on (TOPICS_HOST; default 127.0.0.1).")
 @click.option("--port", type=int, help="Port to listen on, 0 for a free one (TOPICS_PORT; default 4000).")
 @click.option("--data-dir", help="Where the data lives (TOPICS_DATA_DIR; default ./topics-data).")
 @click.option("--shards", type=int, help="Number of shards (TOPICS_WAL_SHARDS; default one per core, up to 8).")
-def serve(host: str | None, port: int | None, data_dir: str | None, shards: int | None) -> None:
+def serve(config: str | None, host: str | None, port: int | None, data_dir: str | None, shards: int | None) -> None:
     """Run the server until it is told to stop (Ctrl-C or SIGTERM).
 
-    Everything else is set by TOPICS_* variables; the options here win over theirs.
+    Everything else is set by a TOML file and TOPICS_* variables. Variables win over the file, the options here over
+    both; `topics config show` says what comes of it.
+
+    \b
+      topics serve
+      topics serve --port 4001 --data-dir /srv/topics
+      topics serve --config /etc/topics/topics.toml
     """
     options = {
         "TOPICS_HOST": host,
@@ -67,7 +74,8 @@ def serve(host: str | None, port: int | None, data_dir: str | None, shards: int 
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
     try:
-        settings = from_environment({**os.environ, **given})
+        settings = load(os.environ, config=config, options=given).settings
+        require_keys(settings)
         os.environ.pop("TOPICS_API_KEYS", None)  # nobody needs the secrets any more
         code = _run(settings)
     except (SettingsError, StartRefused) as exc:
