@@ -13,11 +13,13 @@ from topics import __version__
 # verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>
 VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
+    "config": "Check a file of settings, and show which are in effect.",
     "ps": "Show the processes of a running server.",
     "publish": "Append records from the command line, a file or standard input.",
     "tail": "Follow topics: print records as they are written.",
     "queue": "Look at queues, and put dead letters back.",
     "snapshot": "Make, list and remove stable views of a data folder.",
+    "verify": "Prove that a data folder is whole.",
     "report": "Report about a data folder: traffic, storage, queues, losses and more.",
     "bench": "Measure this machine and print the numbers.",
 }

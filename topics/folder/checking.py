@@ -1,7 +1,9 @@
 """One file of a data folder, read from end to end and held against all that is known about it.
 
-A problem is a place in a file and a sentence. Whatever the bytes are, checking ends with an answer: damage is what it
-is for. The file of a running server may be written meanwhile: a frame that looks broken is looked at again.
+Log files are always read whole. Of a sealed segment that is not checked deeply its header, its index and the head of
+every block are read, but no record. A problem is a place in a file and a sentence. Whatever the bytes are, checking
+ends with an answer: damage is what it is for. The file of a running server may be written meanwhile: a frame that looks
+broken is looked at again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.inventory import Entry
 from topics.storage.columns import Columns
+from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType, aligned, frame_bytes
 from topics.storage.frames import Frame, decode_frame, decode_wal_header, find_frame_after
@@ -60,6 +63,7 @@ class Checked(msgspec.Struct):
     deleted: int = 0  # delete flags that are set
     first_lsn: int = 0  # of a WAL file with frames
     last_lsn: int = 0
+    torn: int | None = None  # where a log file ends with bytes that are no frame, of a write that was cut short
     problems: list[Problem] = []
 
     def note(self, file: str, offset: int, text: str) -> None:
@@ -67,15 +71,15 @@ class Checked(msgspec.Struct):
             self.problems.append(Problem(file, offset, text))
 
 
-def check_file(data_dir: str, entry: Entry) -> Checked:
+def check_file(data_dir: str, entry: Entry, *, deep: bool = True) -> Checked:
     found = Checked()
     try:
         files = Files(data_dir)
         with files.opened(entry.file) as fd:
             if entry.kind == "wal":
-                _check_wal(fd, entry, found)
+                _check_wal(fd, entry, found, shards=files.manifest.shards)
             else:
-                _Segment(files, fd, entry, found).check()
+                _Segment(files, fd, entry, found).check(deep=deep)
     except FileNotFoundError:
         found.missing = True
     except OSError as exc:
@@ -125,7 +129,7 @@ class _Segment:
         self._tags: dict[str, list[int]] = {}
         self._whole = True  # no block was missing
 
-    def check(self) -> None:
+    def check(self, *, deep: bool) -> None:
         entry, found = self._entry, self._found
         size = os.fstat(self._fd).st_size
         header = decode_segment_header(os.pread(self._fd, FILE_HEADER_BYTES, 0), path=entry.file)
@@ -138,6 +142,9 @@ class _Segment:
             found.note(entry.file, size, f"ends here, {entry.data_bytes - size} bytes too early")
             self._whole = False
         index = self._read_index() if entry.sealed else None
+        if not deep and index is not None:
+            self._check_heads(index, end, header.salt)
+            return
         found.bytes += end
         offset = FILE_HEADER_BYTES
         while offset < end:
@@ -155,6 +162,36 @@ class _Segment:
                 found.note(entry.file, end, f"ends with seq {last}; the snapshot says {entry.last_seq}")
             if index is not None:
                 self._compare(index)
+
+    def _check_heads(self, index: SegmentIndex, end: int, salt: int) -> None:
+        """The index against the heads of the blocks that it lists, without reading a record."""
+        entry, found = self._entry, self._found
+        name = index_path(entry.file)
+        self._check_identity(index)
+        offset, last = FILE_HEADER_BYTES, 0
+        for block in index.blocks:
+            if block.offset != offset or block.first_seq <= last:
+                found.note(name, 0, f"its block of seq {block.first_seq} does not follow the one before")
+                return
+            offset, last = block.end, block.last_seq
+            found.frames += 1
+            found.records += block.count
+            if block.end > end:
+                continue  # cut off: that has been said
+            head = FRAME_HEADER.unpack(os.pread(self._fd, FRAME_HEADER.size, block.offset))
+            known = (salt, FrameType.BLOCK, block.count, entry.topic_id, block.first_seq, block.first_ts)
+            if (head[0], head[2], *head[5:9]) != known or head[9:] != (block.last_ts, block.bytes):
+                found.note(entry.file, block.offset, "no good block: its head is not what the index says")
+            elif frame_bytes(key_len=head[4], body_len=head[1]) != block.length:
+                found.note(entry.file, block.offset, "no good block: its length is not what the index says")
+            self._check_flags(block)
+        found.bytes += len(index.blocks) * FRAME_HEADER.size
+        if offset != entry.data_bytes or last != entry.last_seq:
+            found.note(
+                name,
+                0,
+                f"ends with seq {last} at offset {offset}; the snapshot says {entry.last_seq} at {entry.data_bytes}",
+            )
 
     def _next_block(self, bad: int, end: int, salt: int, index: SegmentIndex | None) -> int:
         """Where to go on behind a block that can't be read."""
@@ -184,17 +221,17 @@ class _Segment:
             found.note(entry.file, offset, _sentence(exc, entry.file))
             self._whole = False
         self._blocks.append(block_entry(frame))
-        self._check_flags(frame)
+        self._check_flags(self._blocks[-1])
 
-    def _check_flags(self, frame: Frame) -> None:
-        at = frame.offset + frame.length
-        flags = os.pread(self._fd, frame.count, at)
+    def _check_flags(self, block: BlockEntry) -> None:
+        at = block.flags_offset
+        flags = os.pread(self._fd, block.count, at)
         deleted = flags.count(DELETED)
         self._found.deleted += deleted
-        if deleted + flags.count(0) != frame.count:
+        if deleted + flags.count(0) != block.count:
             odd = next((n for n, flag in enumerate(flags) if flag not in (0, DELETED)), len(flags))
             self._found.note(
-                self._entry.file, at + odd, f"the delete flag of seq {frame.first_seq + odd} is neither set nor clear"
+                self._entry.file, at + odd, f"the delete flag of seq {block.first_seq + odd} is neither set nor clear"
             )
 
     def _read_index(self) -> SegmentIndex | None:
@@ -222,11 +259,16 @@ class _Segment:
             self._found.note(name, 0, _sentence(exc, name))
         return None
 
-    def _compare(self, index: SegmentIndex) -> None:
+    def _check_identity(self, index: SegmentIndex) -> None:
         entry = self._entry
         name = index_path(entry.file)
         if (index.topic_id, index.first_seq, index.last_seq) != (entry.topic_id, entry.first_seq, entry.last_seq):
             self._found.note(name, 0, "this index was made for another segment")
+
+    def _compare(self, index: SegmentIndex) -> None:
+        entry = self._entry
+        name = index_path(entry.file)
+        self._check_identity(index)
         for listed, block in zip(index.blocks, self._blocks, strict=False):
             if listed != block:
                 self._found.note(entry.file, block.offset, "the index describes this block differently")
@@ -239,7 +281,7 @@ class _Segment:
 # --- the log -----------------------------------------------------------------------------------------
 
 
-def _check_wal(fd: int, entry: Entry, found: Checked) -> None:
+def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
     head = os.pread(fd, FILE_HEADER_BYTES, 0)
     if len(head) < FILE_HEADER_BYTES or not any(head):
         return  # made when a crash came, or right now
@@ -251,7 +293,7 @@ def _check_wal(fd: int, entry: Entry, found: Checked) -> None:
     while True:
         size = os.fstat(fd).st_size
         for frame in _frames(fd, offset, end=size, salt=header.salt):
-            _check_frame(frame, entry, found)
+            _check_frame(frame, entry, found, shards=shards)
             offset = frame.offset + frame.length
         later, rubbish = _behind(fd, offset, size, header.salt)
         verdict = judge_tail(
@@ -262,6 +304,8 @@ def _check_wal(fd: int, entry: Entry, found: Checked) -> None:
         looks -= 1
         time.sleep(_PAUSE_S)  # a write that is under way shows its pages in any order
     found.bytes = size
+    if verdict in (TailVerdict.TORN, TailVerdict.UNSYNCED):
+        found.torn = offset
     if verdict is TailVerdict.CORRUPT and later is not None:
         found.note(
             entry.file, offset, f"no good frame after frame {found.last_lsn}, but frame {later.lsn} stands behind it"
@@ -274,7 +318,9 @@ def _frames(fd: int, offset: int, *, end: int, salt: int) -> Iterator[Frame]:
         offset += frame.length
 
 
-def _check_frame(frame: Frame, entry: Entry, found: Checked) -> None:
+def _check_frame(frame: Frame, entry: Entry, found: Checked, *, shards: int) -> None:
+    if (owner := owner_of_id(frame.topic_id, shards)) != entry.shard:
+        found.note(entry.file, frame.offset, f"a frame of topic {frame.topic_id:016x}, which is shard {owner}'s")
     if found.last_lsn and frame.lsn != found.last_lsn + 1:
         found.note(entry.file, frame.offset, f"frame {frame.lsn} follows frame {found.last_lsn}")
     found.first_lsn = found.first_lsn or frame.lsn

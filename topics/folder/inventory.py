@@ -61,13 +61,14 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     covered: dict[int, int]  # by shard: the last frame of its log that the snapshot knows
 
 
-def take(data_dir: str, *, now_ms: int) -> Inventory:
+def take(data_dir: str, *, now_ms: int, settled_ms: int = SETTLED_MS) -> Inventory:
+    """settled_ms: how long a file must have lain there to be called an orphan; 0 where no server is at work."""
     files = Files(data_dir)
     for left in reversed(range(_TRIES)):
         manifest = files.read_manifest()
         before = _newest(files)
         try:
-            found = _take(files, before, now_ms=now_ms)
+            found = _take(files, before, now_ms=now_ms, settled_ms=settled_ms)
         except FileNotFoundError:
             if not left:
                 raise
@@ -99,7 +100,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _take(files: Files, newest: dict[int, str | None], *, now_ms: int) -> Inventory:
+def _take(files: Files, newest: dict[int, str | None], *, now_ms: int, settled_ms: int) -> Inventory:
     entries: list[Entry] = []
     damage: list[Damage] = []
     covered: dict[int, int] = {}
@@ -128,7 +129,7 @@ def _take(files: Files, newest: dict[int, str | None], *, now_ms: int) -> Invent
     for file, status in _walk(files):
         shard_of = _shard_of(file, files.manifest.shards)
         modified_ms = status.st_mtime_ns // 1_000_000
-        if file in counting or modified_ms > now_ms - SETTLED_MS or shard_of in blind:
+        if file in counting or modified_ms > now_ms - settled_ms or shard_of in blind:
             continue
         why = _why(file, files)
         orphans.append(

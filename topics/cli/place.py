@@ -1,0 +1,94 @@
+"""Which data folder a verb looks at, and what the verbs that look at one have in common: --data-dir, --json, failures
+in one line, amounts as people read them.
+
+Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command was not understood; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from topics import settings
+from topics.actors.datadir import LockInfo, read_lock_info
+from topics.cli.reach import EXIT_INTERRUPTED
+from topics.errors import ServerNotRunning, TopicsError
+from topics.folder.topic import Topic
+from topics.folder.view import Folder
+
+data_dir_option = click.option("--data-dir", metavar="DIR", help="The data folder (TOPICS_DATA_DIR; ./topics-data).")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def folder_name(data_dir: str | None) -> str:
+    return data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """Whatever goes wrong inside becomes one line and an exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except TopicsError as exc:
+        fail(str(exc))
+    except BrokenPipeError:
+        # Whoever read has seen enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as exc:
+        fail(f"{exc.filename or 'the data folder'}: {exc.strerror or exc}")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def fail(text: str) -> NoReturn:
+    click.echo(f"topics: {text}", err=True)
+    sys.exit(1)
+
+
+def server_of(data_dir: str) -> LockInfo | None:
+    """Who serves the folder now."""
+    try:
+        return read_lock_info(data_dir)
+    except ServerNotRunning:
+        return None
+
+
+def find_topic(folder: Folder, name: str) -> Topic:
+    """By its name, or by the 16 hex digits of its id."""
+    for topic in folder.topics:
+        if topic.name == name:
+            return topic
+    for topic in folder.topics:
+        if f"{topic.id:016x}" == name.lower():
+            return topic
+    raise TopicsError(f'there is no topic "{name}" in {folder.files.data_dir}; `topics topic ls` lists them')
+
+
+def print_json(value: Any) -> None:
+    click.echo(msgspec.json.encode(value))
+
+
+def bytes_text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def time_text(ms: int | None) -> str:
+    if not ms:
+        return "never"
+    try:
+        return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # of damaged bytes
