@@ -239,7 +239,8 @@ class Delivery:
                 self._sleep(max(ceiling_s * (0.5 + 0.5 * self._chance()), later.at_least_s))
                 ceiling_s = min(ceiling_s * 2, MOST_PAUSE_S)
         else:
-            tries = f"{self._target.retries + 1} times in {time.monotonic() - started_s:.0f} s"
+            tries = f"{attempt + 1} times" if attempt else "once"
+            tries += f" in {time.monotonic() - started_s:.0f} s"
             raise CannotWrite(
                 f"{self._place(batch)}: {later}, {tries}. {later.remedy}Option retries says how often to try again"
             )

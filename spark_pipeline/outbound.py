@@ -28,7 +28,7 @@ ValueFormat = Literal["json", "text", "base64"]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns become what. `key` is the tag, `node` and `meta` are what they are called, wherever there are any."""
+    """Which columns become what. Wherever there are `key`, `node` and `meta`: the tag, and what they are called."""
 
     topic: str | None  # None: each row names its own
     value_format: ValueFormat | None  # of the column `value`; None: the data are objects made of columns

@@ -32,6 +32,7 @@ A write that fails leaves what it has appended.
 
 from __future__ import annotations
 
+import difflib
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,12 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as spark
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
 from spark_pipeline.delivery import Batcher, CannotWrite, Delivery, Target, parse_url
 from spark_pipeline.outbound import BadRow, Shape, ValueFormat, records_of
@@ -54,6 +60,19 @@ TIMEOUT_MS = (30_000, 1, 3_600_000)
 RETRIES = (12, 0, 1_000)
 MAX_PREFIX_CHARS = 128
 KEY_VARIABLE = "TOPICS_API_KEY"
+OPTIONS = (
+    "url",
+    "topic",
+    "apiKey",
+    "apiKeyFile",
+    "valueFormat",
+    "batchRecords",
+    "batchBytes",
+    "timeoutMs",
+    "retries",
+    "idempotencyPrefix",
+)
+_OF_SPARK = ("checkpointlocation", "queryname")  # of a stream; they come with ours
 
 # Spark tells the tasks of a micro-batch whose they are. The names are Spark's own (StreamExecution.QUERY_ID_KEY and
 # MicroBatchExecution.BATCH_ID_KEY); they are not in its documentation.
@@ -97,8 +116,8 @@ def plan_of(options: Mapping[str, str], schema: spark.StructType, overwrite: boo
             'topics are append only: write with mode("append"), a stream with outputMode("append"). To begin anew, '
             "delete the topic first"
         )
-    if "path" in options:
-        raise TopicsError("option path: records are written over HTTP; give option url and option topic, and no path")
+    options = CaseInsensitiveDict(options)
+    _check_names(options)
     kinds = _kinds(schema)
     topic = options.get("topic")
     if topic == "":
@@ -120,6 +139,17 @@ def plan_of(options: Mapping[str, str], schema: spark.StructType, overwrite: boo
         batch_bytes=_number(options, "batchBytes", BATCH_BYTES),
         prefix=_prefix(options),
     )
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in OPTIONS}
+    for name in options:
+        if name.lower() == "path":
+            raise TopicsError("option path: records are written over HTTP; give options url and topic, and no path")
+        if name.lower() not in known and name.lower() not in _OF_SPARK and not name.startswith("__"):
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            hint = f"; did you mean {known[near[0]]}?" if near else f": the options are {', '.join(OPTIONS)}"
+            raise TopicsError(f"option {name} is unknown{hint}")
 
 
 def _kinds(schema: spark.StructType) -> dict[str, spark.DataType]:
@@ -258,9 +288,7 @@ def write_rows(plan: Plan, batches: Iterator[pa.RecordBatch], *, write: str, par
     row = 0
     try:
         for rows in batches:
-            for topic, record in records_of(
-                rows, topic=plan.topic, value_format=plan.value_format, columns=plan.columns
-            ):
+            for topic, record in records_of(plan.shape, rows):
                 row += 1
                 for batch in batcher.add(topic, record, row):
                     delivery.send(batch)

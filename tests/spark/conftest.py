@@ -46,6 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.spark)
+            # Who comes first waits for Spark to start, and one that is interrupted within a call spoils the session.
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
 from spark_pipeline.delivery import Record
@@ -27,7 +26,7 @@ def schema_of(ddl: str) -> StructType:
 
 
 def plan(ddl: str = "value string", *, overwrite: bool = False, **options: str) -> Plan:
-    return plan_of(CaseInsensitiveDict({"topic": "t", **options}), schema_of(ddl), overwrite)
+    return plan_of({"topic": "t", **options}, schema_of(ddl), overwrite)
 
 
 def refusal(ddl: str = "value string", *, overwrite: bool = False, **options: str) -> str:
@@ -94,6 +93,8 @@ def test_an_ipv6_address_is_shown_as_one() -> None:
     ("ddl", "options", "said"),
     [
         ("value string", {"topic": ""}, "option topic: is empty"),
+        ("value string", {"batchRecord": "5"}, "option batchrecord is unknown; did you mean batchRecords?"),
+        ("value string", {"subscribe": "x"}, "option subscribe is unknown: the options are url, topic, apiKey"),
         ("value string", {"path": "/x"}, "option path: records are written over HTTP"),
         ("value string", {"valueFormat": "xml"}, "option valueFormat: 'xml' is none of json, text, base64"),
         ("a int", {"valueFormat": "text"}, "option valueFormat: is for a column value"),
@@ -123,6 +124,10 @@ def test_without_a_topic() -> None:
     with pytest.raises(TopicsError, match=r"^option topic: is missing, and there is no column topic"):
         plan_of({}, schema_of("value string"), False)
     assert plan_of({}, schema_of("value string, topic string"), False).shape.topic is None
+
+
+def test_what_spark_adds_to_the_options_of_a_stream_is_passed_over() -> None:
+    assert plan(checkpointLocation="/x", queryName="q") == plan()
 
 
 def test_overwriting_is_refused() -> None:
