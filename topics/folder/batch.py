@@ -10,6 +10,8 @@ import msgspec
 
 from topics.storage.format import DELETED
 
+_DELETED = bytes([DELETED])
+
 
 class Batch(msgspec.Struct, gc=False, eq=False):
     file: str  # below the data folder
@@ -35,12 +37,15 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     def deleted(self, index: int) -> bool:
         return self.flags is not None and self.flags[index] == DELETED
 
-    def live(self, low: int) -> int:
-        """How many records from seq `low` on nobody has deleted."""
-        skip = min(max(0, low - self.first), self.count)
+    def live(self, low: int, high: int | None = None) -> int:
+        """How many records from seq `low` on, up to `high`, nobody has deleted."""
+        start = max(0, low - self.first)
+        stop = self.count if high is None else min(self.count, high - self.first + 1)
+        if start >= stop:
+            return 0
         if self.flags is None:
-            return self.count - skip
-        return self.count - skip - self.flags.count(DELETED, skip)
+            return stop - start
+        return stop - start - self.flags.count(DELETED, start, stop)
 
     def live_seqs(self, low: int) -> list[int]:
         start = max(low, self.first)
@@ -48,6 +53,13 @@ class Batch(msgspec.Struct, gc=False, eq=False):
             return list(range(start, self.last + 1))
         flags, first = self.flags, self.first
         return [seq for seq in range(start, self.last + 1) if flags[seq - first] != DELETED]
+
+    def last_live(self, high: int) -> int:
+        """The last seq up to `high` that nobody has deleted; there has to be one."""
+        last = min(self.last, high)
+        if self.flags is None:
+            return last
+        return self.first + len(self.flags[: last - self.first + 1].rstrip(_DELETED)) - 1
 
     def mark_deleted(self, seq: int) -> bool:
         """False: it was deleted before."""
@@ -58,8 +70,9 @@ class Batch(msgspec.Struct, gc=False, eq=False):
         self.flags[seq - self.first] = DELETED
         return True
 
-    def mark_deleted_below(self, seq: int) -> None:
-        if self.flags is None:
-            self.flags = bytearray(self.count)
-        stop = min(seq - self.first, self.count)
-        self.flags[:stop] = bytes([DELETED]) * stop
+    def mark_deleted_between(self, first: int, last: int) -> None:
+        start, stop = max(0, first - self.first), min(last - self.first + 1, self.count)
+        if start < stop:
+            if self.flags is None:
+                self.flags = bytearray(self.count)
+            self.flags[start:stop] = _DELETED * (stop - start)

@@ -1,11 +1,14 @@
 """The files of a data folder, opened for reading only.
 
 A segment may have moved to the cold folder, under the same name; whoever asks for it need not know. Bytes come with
-their checksum checked, or not at all.
+their checksum checked, or not at all. A file that is not there is a FileNotFoundError: the server may have removed it,
+so whoever met one looks at the folder again before calling it damage. Everything else that can be wrong with a file is
+an error that names it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -20,13 +23,38 @@ from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import decode_frame
 from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, decode_manifest
 from topics.storage.paths import index_path
-from topics.storage.segment import SegmentHeader, SegmentIndex, decode_index, decode_segment_header
+from topics.storage.segment import (
+    SegmentIndex,
+    decode_index,
+    index_head_bytes,
+)
+
+
+class Superseded(Exception):
+    """Files went or changed while they were read: there is a newer snapshot or another layout. Start over."""
 
 
 class _Note(msgspec.Struct):
     """What counts here of snapshot.json."""
 
     created_ms: int
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """What goes wrong with a file names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+    except PermissionError:
+        raise TopicsError(f"can't read {path}: run this as a user of the server's group") from None
+    except OSError as exc:
+        raise TopicsError(f"can't read {path}: {exc.strerror or exc}") from None
+    except msgspec.DecodeError as exc:
+        raise CorruptData(f"{path}: its checksum holds, but nobody can read it ({exc}). Upgrade topics") from None
 
 
 class Files:
@@ -38,27 +66,24 @@ class Files:
     def read_manifest(self) -> Manifest:
         path = os.path.join(self.data_dir, MANIFEST_NAME)
         try:
-            with open(path, "rb") as file:
+            with reading(path), open(path, "rb") as file:
                 self.manifest = decode_manifest(file.read(), path=path)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             what = "is no data folder" if os.path.isdir(self.data_dir) else "does not exist or is no folder"
             raise FormatError(
                 f"{self.data_dir}: {what} of topics ({MANIFEST_NAME} is missing): name the folder that the server "
                 "has as TOPICS_DATA_DIR"
             ) from None
-        except PermissionError:
-            raise TopicsError(f"can't read {path}: run this as a user of the server's group") from None
         return self.manifest
 
     def frozen_ms(self) -> int | None:
         """A snapshot stays as it was when it was made: this is its time. None: it is a data folder."""
+        path = os.path.join(self.data_dir, SNAPSHOT_NOTE)
         try:
-            with open(os.path.join(self.data_dir, SNAPSHOT_NOTE), "rb") as file:
+            with reading(path), open(path, "rb") as file:
                 return msgspec.json.decode(file.read(), type=_Note).created_ms
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as exc:
-            raise CorruptData(f"{SNAPSHOT_NOTE} is damaged ({exc}): make the snapshot again") from None
 
     def roots(self) -> Iterator[tuple[str, str]]:
         """(tier, folder), in the order to look."""
@@ -68,7 +93,13 @@ class Files:
             yield "cold", cold
 
     def open(self, file: str) -> int:
-        return os.open(self.find(file)[1], os.O_RDONLY | os.O_CLOEXEC)
+        """Whoever moves a segment to the cold folder copies it first, so it is always in one of them."""
+        for _, root in self.roots():
+            try:
+                return os.open(os.path.join(root, file), os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        raise self._missing(file)
 
     def find(self, file: str) -> tuple[str, str, int]:
         """(tier, path, bytes that it takes on the disk) of a file, named as it is below the data folder."""
@@ -80,34 +111,38 @@ class Files:
                 continue
             if stat.S_ISREG(found.st_mode):
                 return tier, path, found.st_blocks * 512
-        raise FileNotFoundError(os.path.join(self.data_dir, file))
+        raise self._missing(file)
+
+    def _missing(self, file: str) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(self.data_dir, file))
 
     def relative(self, path: str) -> str:
         return os.path.relpath(path, self.data_dir)
 
     @contextmanager
     def opened(self, file: str) -> Iterator[int]:
-        fd = self.open(file)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def read_header(self, file: str) -> SegmentHeader:
-        with self.opened(file) as fd:
-            return decode_segment_header(os.pread(fd, FILE_HEADER_BYTES, 0), path=file)
+        with reading(file):
+            fd = self.open(file)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
     def read_index(self, file: str) -> SegmentIndex:
-        """The index of a sealed segment."""
+        """The index of a sealed segment, without the pages of its tags."""
         name = index_path(file)
         with self.opened(name) as fd:
-            return decode_index(os.pread(fd, os.fstat(fd).st_size, 0), path=name)
+            need = index_head_bytes(os.pread(fd, FILE_HEADER_BYTES, 0), path=name)
+            return decode_index(os.pread(fd, min(need, os.fstat(fd).st_size), 0), path=name)
 
     def columns(self, batch: Batch) -> Columns:
         """The records of a batch."""
         with self.opened(batch.file) as fd:
             data = os.pread(fd, batch.length, batch.offset)
         frame = decode_frame(data, 0, salt=batch.salt)
-        if frame is None:
+        if frame is None or frame.first_seq != batch.first or frame.count != batch.count:
             raise CorruptData(f"{batch.file}: checksum of the batch at offset {batch.offset} fails")
-        return Columns(frame.body, count=frame.count, ts=frame.ts)
+        try:
+            return Columns(frame.body, count=frame.count, ts=frame.ts)
+        except CorruptData as exc:
+            raise CorruptData(f"{batch.file}: at offset {batch.offset}: {exc}") from None

@@ -1,7 +1,9 @@
 """One topic as a data folder shows it: the snapshot's word, and what the log says since.
 
 The rules are recovery's (walshard/recovery.py), for a reader: nothing is written, and the log may go on while we look.
-Caps and TTL leave no frames, so they are applied here; what they took by a certain frame stands in that frame.
+Caps and TTL leave no frames; what they took by a certain frame stands in that frame. What they have taken since is
+worked out at the end of every look (`retain`) and forgotten before the next one (`resume`): a frame that comes later
+may tell that it went otherwise, because the server counts a batch when it can be read, and that may be after its sync.
 
     live      not deleted, and not below the floor
     deleted   a flag on the disk, or a DELETE frame: silent
@@ -14,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
 from topics.errors import CorruptData
 from topics.folder.batch import Batch
@@ -24,6 +27,18 @@ from topics.storage.leases import is_log_name
 from topics.storage.snapshot import PipeState, SegmentState, TopicState
 
 _first = attrgetter("first")
+
+
+class _Unretained(NamedTuple):
+    """What `retain` changes, as it was before."""
+
+    evict_floor: int
+    cap_seq: int
+    ttl_seq: int
+    evicted_total: int
+    expired_total: int
+    live: int
+    front: int
 
 
 class Topic:
@@ -51,7 +66,8 @@ class Topic:
         self.batches: list[Batch] = []  # all that lie on the disk, dead ones too
         self._front = 0  # the first batch that may hold a live record
         self._count = 0
-        self._last_evicted = 0
+        self._swept = 1  # a client has deleted all that was below
+        self._unretained: _Unretained | None = None
 
     @classmethod
     def restored(cls, state: TopicState, *, shard: int) -> Topic:
@@ -101,10 +117,15 @@ class Topic:
         the first seq that is missing a reader can be sure that nothing will be filled in."""
         if self.pipe is None:
             return self.head_seq
-        at = self.flushed_seq
-        for batch in self.batches[self._position(at + 1) :]:
+        at = max(self.flushed_seq, self.pipe.flushed_to, self.low - 1)
+        gone = iter(sorted([*self.holes, *self.trims]))
+        hole = next(gone, None)
+        for batch in self._since(self._position(at + 1)):
+            while hole is not None and hole[0] <= at + 1:
+                at = max(at, hole[1])
+                hole = next(gone, None)
             if batch.first > at + 1:
-                break
+                return at
             at = max(at, batch.last)
         return at
 
@@ -137,7 +158,7 @@ class Topic:
 
     def select(self, first: int, last: int) -> Iterator[Batch]:
         """The batches that hold any of these seqs."""
-        for batch in self.batches[max(0, self._position(first)) :]:
+        for batch in self._since(self._position(first)):
             if batch.first > last:
                 return
             if batch.last >= first:
@@ -148,8 +169,14 @@ class Topic:
         at = bisect_right(self.batches, seq, key=_first) - 1
         return at if at >= 0 and self.batches[at].last >= seq else at + 1
 
+    def _since(self, position: int) -> Iterator[Batch]:
+        """Without a copy of the list: an ack is a frame, and a queue has many."""
+        batches = self.batches
+        for at in range(position, len(batches)):
+            yield batches[at]
+
     def _from_front(self) -> Iterator[Batch]:
-        return iter(self.batches[self._front :])
+        return self._since(self._front)
 
     # --- what the log says ---
 
@@ -189,28 +216,34 @@ class Topic:
         if pipe is None:
             self.pipe = None
         elif self.pipe is None or self.pipe.source_id != pipe.source_id:
-            self.pipe = PipeState(pipe.source_id, pipe.at, {}, ring=pipe.ring)
-            self.flushed_seq = max(self.flushed_seq, self.batches[-1].last if self.batches else self.head_seq)
+            # Nothing is copied into it yet, or what was is in segments: all that is there is on the disk.
+            self.pipe = PipeState(pipe.source_id, pipe.at, {}, flushed_to=self.head_seq, ring=pipe.ring)
+        else:
+            self.pipe.ring = pipe.ring
 
     def delete(self, frame: DeleteFrame, *, fresh: bool) -> None:
         """fresh: the snapshot does not know it."""
         if fresh:
             self.raise_floor(cap_seq=frame.cap_seq, ttl_seq=frame.ttl_seq)
+        low = self.low
         deleted = 0
         if frame.before_seq is not None:
-            for batch in self._from_front():
-                if batch.first >= frame.before_seq:
-                    break
-                before = batch.live(self.low)
-                batch.mark_deleted_below(frame.before_seq)
-                deleted += before - batch.live(self.low)
+            # What caps and TTL took before was lost, not deleted; what is below an earlier range is gone already.
+            first = max(frame.cap_seq + 1, frame.ttl_seq + 1, self._swept)
+            for batch in self.select(first, frame.before_seq - 1):
+                before = batch.live(low)
+                batch.mark_deleted_between(first, frame.before_seq - 1)
+                deleted += before - batch.live(low)
+            self._swept = max(self._swept, frame.before_seq)
         for seq in frame.seqs or ():
             at = self._position(seq)
             if at < len(self.batches) and self.batches[at].first <= seq:
-                deleted += self.batches[at].mark_deleted(seq) and seq >= self.low
+                deleted += self.batches[at].mark_deleted(seq) and seq >= low
         self._count -= deleted
         if fresh:
-            self.deleted_total += deleted
+            # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many
+            # of a range were deleted before nobody can tell then.
+            self.deleted_total += deleted if frame.seqs is None else len(frame.seqs)
         self._trim()
 
     # --- caps and TTL ---
@@ -230,6 +263,16 @@ class Topic:
 
     def retain(self, *, now_ms: int, columns: Callable[[Batch], Columns]) -> None:
         """Apply the config as the server does; `columns` reads a batch."""
+        self.resume()
+        self._unretained = _Unretained(
+            self.evict_floor,
+            self.cap_seq,
+            self.ttl_seq,
+            self.evicted_total,
+            self.expired_total,
+            self._count,
+            self._front,
+        )
         if self.config.ttl_ms:
             self._expire(now_ms - self.config.ttl_ms, columns)
         if self.config.discard != "old":
@@ -238,6 +281,20 @@ class Topic:
             self._cap_records(self._count - self.config.cap_records)
         if self.config.cap_bytes:
             self._cap_bytes(self.bytes(columns) - self.config.cap_bytes, columns)
+
+    def resume(self) -> None:
+        """As it was before `retain`: the log goes on from there."""
+        if self._unretained is not None:
+            (
+                self.evict_floor,
+                self.cap_seq,
+                self.ttl_seq,
+                self.evicted_total,
+                self.expired_total,
+                self._count,
+                self._front,
+            ) = self._unretained
+            self._unretained = None
 
     def bytes(self, columns: Callable[[Batch], Columns]) -> int:
         """What the live records count for; batches of which some records are gone are read once."""
@@ -264,11 +321,11 @@ class Topic:
                 last = batch.last
                 continue
             if batch.first_ts < horizon:
-                last = batch.first - 1 + sum(ts < horizon for ts in columns(batch).times())
+                last = batch.first - 1 + sum(count for count, ts in columns(batch).runs() if ts < horizon)
             break
         if lost := self._evict_through(last):
             self.expired_total += lost
-            self.ttl_seq = max(self.ttl_seq, self._last_evicted)
+            self.ttl_seq = max(self.ttl_seq, self.evict_floor - 1)
 
     def _cap_records(self, excess: int) -> None:
         for batch in self._from_front():
@@ -300,21 +357,22 @@ class Topic:
     def _evict_by_cap(self, last: int) -> None:
         if lost := self._evict_through(last):
             self.evicted_total += lost
-            self.cap_seq = max(self.cap_seq, self._last_evicted)
+            self.cap_seq = max(self.cap_seq, self.evict_floor - 1)
 
     def _evict_through(self, last: int) -> int:
         """Take what is live up to this seq; returns how many records that were."""
+        low = self.low
         lost = 0
-        for batch in self._from_front():
+        cut: Batch | None = None
+        for batch in self._from_front() if last >= low else ():
             if batch.first > last:
                 break
-            seqs = [seq for seq in batch.live_seqs(self.low) if seq <= last]
-            if seqs:
-                lost += len(seqs)
-                self._last_evicted = seqs[-1]
-        if lost:
+            if live := batch.live(low, last):
+                lost += live
+                cut = batch
+        if cut is not None:
             self._count -= lost
-            self.evict_floor = max(self.evict_floor, self._last_evicted + 1)
+            self.evict_floor = max(self.evict_floor, cut.last_live(last) + 1)
             self._trim()
         return lost
 

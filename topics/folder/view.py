@@ -1,17 +1,17 @@
 """A whole data folder at one moment: every topic, from every shard.
 
-`look()` again to see what has come since; that costs what is new, and everything once there is a newer snapshot.
+`look()` again to see what has come since; that costs what is new, and everything once there is a newer snapshot. It
+gives what a new Folder would give.
 """
 
 from __future__ import annotations
 
-import os
 import time
 
-from topics.errors import CorruptData, FormatError
+from topics.errors import CorruptData, FormatError, TopicsError
 from topics.folder.batch import Batch
-from topics.folder.files import Files
-from topics.folder.shard import Shard, Superseded
+from topics.folder.files import Files, Superseded, reading
+from topics.folder.shard import Shard
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns
 from topics.storage.leases import log_id
@@ -23,41 +23,55 @@ _PAUSE_S = 0.05
 
 
 class Folder:
-    def __init__(self, data_dir: str, *, cold_dir: str | None = None) -> None:
+    def __init__(self, data_dir: str, *, cold_dir: str | None = None, now_ms: int | None = None) -> None:
+        """now_ms: the time for TTLs; None: the machine's."""
         self.files = Files(data_dir, cold_dir=cold_dir)
         self.taken_ms = 0
         self.shards: list[Shard] = []
         self.rules: list[Rule] = []
-        self._manifest: Manifest | None = None
-        self.look()
+        self._manifest: Manifest | None = None  # None: everything has to be read
+        self.look(now_ms=now_ms)
 
     def look(self, *, now_ms: int | None = None) -> None:
-        problem: CorruptData | FormatError | None = None
+        problem: TopicsError | None = None
         for _ in range(_TRIES):
-            manifest = self.files.read_manifest()
-            if manifest != self._manifest:
-                self._manifest = manifest
-                self.shards = [Shard(self.files, number, layout=manifest.layout) for number in range(manifest.shards)]
             try:
-                self._look_at_shards()
-                self.rules = self._read_rules()
-            except Superseded:
-                continue
+                if self._look(now_ms):
+                    return
             except (CorruptData, FormatError) as exc:
                 # Files that go while they are read look like damage; damage stays.
+                self._manifest = None
                 if problem is not None and str(problem) == str(exc):
                     raise
                 problem = exc
-                self._manifest = None
                 time.sleep(_PAUSE_S)
-                continue
-            if self.files.read_manifest() == manifest:
-                self._settle(now_ms)
-                return
-            self._manifest = None
-        if problem is not None:
-            raise problem
-        raise CorruptData(f"{self.files.data_dir}: its files change faster than they can be read; try again")
+            except BaseException:
+                self._manifest = None  # half of what is new may have been taken in
+                raise
+        raise problem or CorruptData(f"{self.files.data_dir}: its files change faster than they can be read; try again")
+
+    def _look(self, now_ms: int | None) -> bool:
+        """False: it changed meanwhile."""
+        manifest = self.files.read_manifest()
+        if manifest != self._manifest:
+            self._manifest = manifest
+            self.shards = [self._shard(number) for number in range(manifest.shards)]
+        try:
+            self._look_at_shards()
+            self.rules = self._read_rules()
+            if self.files.read_manifest() != manifest:
+                self._manifest = None
+                return False
+            self._settle(now_ms)
+        except Superseded:
+            return False
+        except FileNotFoundError as exc:
+            raise CorruptData(f"{exc.filename}: this file is missing; restore it from a backup") from None
+        return True
+
+    def _shard(self, number: int) -> Shard:
+        manifest = self.files.manifest
+        return Shard(self.files, number, layout=manifest.layout, shards=manifest.shards)
 
     def _look_at_shards(self) -> None:
         for at, shard in enumerate(self.shards):
@@ -66,7 +80,7 @@ class Folder:
                     shard.look()
                     break
                 except Superseded:
-                    shard = self.shards[at] = Shard(self.files, shard.number, layout=shard.layout)
+                    shard = self.shards[at] = self._shard(shard.number)
             else:
                 raise Superseded
 
@@ -81,9 +95,10 @@ class Folder:
 
     def _read_rules(self) -> list[Rule]:
         path = routers_path(self.files.data_dir)
+        name = self.files.relative(path)
         try:
-            with open(path, "rb") as source:
-                return decode_rules(source.read(), path=os.path.basename(path))
+            with reading(name), open(path, "rb") as source:
+                return decode_rules(source.read(), path=name)
         except FileNotFoundError:
             return []
 
@@ -105,4 +120,5 @@ class Folder:
         return self.topic(log_id(queue.id))
 
     def columns(self, batch: Batch) -> Columns:
+        """The records of a batch. FileNotFoundError: its file went since the last look; look again."""
         return self.files.columns(batch)
