@@ -7,6 +7,7 @@ report is for, so it is a finding and never an error; the data source, which ref
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, R
 from topics.folder import inventory
 from topics.folder.checking import check_file
 from topics.folder.inventory import Entry, Inventory
+from topics.storage.paths import index_path
 
 NAME = "integrity"
 TITLE = "Integrity"
@@ -30,6 +32,8 @@ QUESTION = "Can everything be read, and does it fit together?"
 _TOP = 50
 _TOLD = 5
 _TASKS_PER_CORE = 4
+_PAUSE_S = 0.2
+_MOST_DOUBTFUL = 10_000  # files to look at again; whoever has more knows enough
 _CHECKED = (
     "file string, kind string, shard int, topic string, missing boolean, bytes bigint, frames bigint, records bigint, "
     "deleted bigint, first_lsn bigint, last_lsn bigint, "
@@ -44,13 +48,8 @@ def compute(job: Job) -> Result:
     if data_dir is None:
         return Result(summary={}, findings=[Finding("notice", "Not checked: where the folder lies is not known.")])
     listed = inventory.take(data_dir, now_ms=job.now_ms)
-    with kept(_checked(job, data_dir, listed)) as checked:
-        problems = (
-            _in_files(checked)
-            .unionByName(_in_the_log(checked, job, listed))
-            .unionByName(_overlaps(job, listed))
-            .unionByName(_damage(job, data_dir, checked, listed))
-        )
+    with kept(_checked(job, data_dir, listed.entries)) as checked, kept(_problems(job, checked, listed)) as found:
+        problems = found if found.isEmpty() else _confirmed(job, data_dir, found)
         with kept(problems) as problems:
             job.save("problems", problems.withColumn("date", F.lit(day_of(job.now_ms))))
             shards = _shards(checked, problems, listed)
@@ -78,11 +77,11 @@ def compute(job: Job) -> Result:
 # --- in the executors --------------------------------------------------------------------------------
 
 
-def _checked(job: Job, data_dir: str, listed: Inventory) -> DataFrame:
+def _checked(job: Job, data_dir: str, entries: list[Entry]) -> DataFrame:
     """A row a file. Through an RDD: mapInArrow would want pandas, for nothing."""
     context = job.spark.sparkContext
-    tasks = max(1, min(len(listed.entries), context.defaultParallelism * _TASKS_PER_CORE))
-    rows = context.parallelize(listed.entries, tasks).mapPartitions(partial(_check, data_dir))
+    tasks = max(1, min(len(entries), context.defaultParallelism * _TASKS_PER_CORE))
+    rows = context.parallelize(entries, tasks).mapPartitions(partial(_check, data_dir))
     return job.spark.createDataFrame(rows, _CHECKED)
 
 
@@ -108,9 +107,34 @@ def _check(data_dir: str, entries: Iterable[Entry]) -> Iterator[tuple[Any, ...]]
 # --- what is wrong -----------------------------------------------------------------------------------
 
 
+def _problems(job: Job, checked: DataFrame, listed: Inventory) -> DataFrame:
+    return (
+        _in_files(checked)
+        .unionByName(_in_the_log(checked, job, listed))
+        .unionByName(_overlaps(job, listed))
+        .unionByName(_damage(job, listed))
+    )
+
+
+def _confirmed(job: Job, data_dir: str, found: DataFrame) -> DataFrame:
+    """What is still wrong if one looks again. A server that is at work lets files go between listing and reading, and
+    what is read then does not fit together; damage stays."""
+    time.sleep(_PAUSE_S)
+    doubtful = {row["file"] for row in found.select("file").distinct().limit(_MOST_DOUBTFUL).collect()}
+    listed = inventory.take(data_dir, now_ms=job.now_ms)
+    again = [
+        entry for entry in listed.entries if entry.kind == "wal" or doubtful & {entry.file, index_path(entry.file)}
+    ]
+    return found.intersect(_problems(job, _checked(job, data_dir, again), listed))
+
+
 def _in_files(checked: DataFrame) -> DataFrame:
     each = checked.select("shard", "topic", F.explode("problems").alias("problem"))
-    return each.select("shard", "topic", "problem.file", "problem.offset", "problem.text")
+    missing = F.lit("this file is missing, though it counts; restore it from a backup")
+    gone = checked.filter("missing").select(
+        "shard", "topic", "file", F.lit(0).cast("bigint").alias("offset"), missing.alias("text")
+    )
+    return each.select("shard", "topic", "problem.file", "problem.offset", "problem.text").unionByName(gone)
 
 
 def _in_the_log(checked: DataFrame, job: Job, listed: Inventory) -> DataFrame:
@@ -154,16 +178,10 @@ def _overlaps(job: Job, listed: Inventory) -> DataFrame:
     )
 
 
-def _damage(job: Job, data_dir: str, checked: DataFrame, listed: Inventory) -> DataFrame:
-    """Snapshots that can't be read, and files that are missing though a snapshot still names them."""
-    found: list[tuple[Any, ...]] = [(one.shard, None, one.file, 0, one.text) for one in listed.damage]
-    missing = checked.filter("missing").select("shard", "topic", "file").collect()
-    if missing:
-        # Since they were listed the server may have let them go, which a newer snapshot says.
-        still = {entry.file for entry in inventory.take(data_dir, now_ms=job.now_ms).entries}
-        text = "this file is missing, though it counts; restore it from a backup"
-        found += [(row["shard"], row["topic"], row["file"], 0, text) for row in missing if row["file"] in still]
-    return job.spark.createDataFrame(found, "shard int, topic string, file string, offset bigint, text string")
+def _damage(job: Job, listed: Inventory) -> DataFrame:
+    """Snapshots that can't be read."""
+    rows = [(one.shard, None, one.file, 0, one.text.removeprefix(f"{one.file}: ")) for one in listed.damage]
+    return job.spark.createDataFrame(rows, "shard int, topic string, file string, offset bigint, text string")
 
 
 def _shards(checked: DataFrame, problems: DataFrame, listed: Inventory) -> list[dict[str, Any]]:

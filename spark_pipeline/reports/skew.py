@@ -96,7 +96,7 @@ def _findings(
 ) -> list[Finding]:
     ratio = skew["written"]["max_mean"]
     if len(shards) < 2:
-        return [Finding("ok", "There is one shard: nothing to divide.")]
+        return [Finding("ok", "There is no second shard to share with.")]
     if ratio is None or sum(row["written"] for row in shards) < _ENOUGH:
         return [Finding("ok", f"Fewer than {_ENOUGH:,} records were written: too few to speak of skew.")]
     busiest = max(shards, key=lambda row: row["written"])
@@ -165,6 +165,8 @@ def _charts(shards: list[dict[str, Any]], hot: list[dict[str, Any]]) -> list[Cha
         points: list[tuple[int | str, float]] = [(f"shard {row['shard']}", float(row[name])) for row in shards]
         return Chart(title=title, shape="bars", series=[Series(name, points)], kind=kind)
 
+    if not shards:
+        return []
     charts = [bars("Written, by shard", "written", "count"), bars("Live, by shard", "bytes", "bytes")]
     top = sorted(hot, key=lambda row: -row["written"])[:10]
     if top:

@@ -31,6 +31,8 @@ from . import reportscene
 from .reportplay import Play, Stored, findings, lease_events, metrics, percentile, size_of, stored, table
 from .reportscene import Scene
 
+pytestmark = pytest.mark.timeout(600)  # a Spark on a busy machine
+
 SHARDS = 2
 QUEUES = ("jobs", "idle", "other")
 WORKED = ("jobs", "other")  # those with a leases log
@@ -360,11 +362,7 @@ def test_loss_tells_every_tombstone_that_readers_get(play: Play, scene: Scene) -
         for topic, gaps in scene.truth.tombstones.items()
         for gap in gaps
     }
-    assert set(rows) == set(expected)
-    flash = ("flash", "cap", 1, scene.truth.states["flash"]["head_seq"])
-    assert {key: count for key, count in rows.items() if key != flash} == {
-        key: count for key, count in expected.items() if key != flash
-    }
+    assert rows == expected
     by_reason = Counter[str]()
     for key, count in rows.items():
         by_reason[key[1]] += count
@@ -383,9 +381,6 @@ def test_the_books_balance(play: Play, scene: Scene) -> None:
             missed[gap["reason"]] += gap["missed_estimate"]
         assert (row["assigned"], row["live"]) == (state["head_seq"], state["count"])
         assert row["unexplained"] == 0
-        if topic == "flash":
-            assert row["uncounted"] == state["head_seq"]
-            continue
         assert (row["evicted"], row["expired"], row["trimmed"]) == (missed["cap"], missed["ttl"], missed["source_trim"])
         assert row["deleted"] == state["head_seq"] - state["count"] - sum(missed.values())
         assert (row["lost"], row["uncounted"]) == (0, 0)
