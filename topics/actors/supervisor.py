@@ -21,6 +21,7 @@ import enum
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -46,6 +47,7 @@ from topics.actors.datadir import DataDir, LockInfo, url
 from topics.actors.heartbeat import HeartbeatWatch
 from topics.actors.listener import bind_listener, write_port_file
 from topics.actors.log import Log
+from topics.actors.notify import Bulletin, ServiceManager
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.restarts import OVER, Action, ChildLife, Event, Life
 from topics.errors import StartRefused, TopicsError
@@ -112,6 +114,8 @@ class Supervisor:
         folder: DataDir,
         *,
         stop_timeout_ms: int = limits.STOP_TIMEOUT_MS,
+        listener: socket.socket | None = None,  # one that we were given; else we bind our own
+        manager: ServiceManager | None = None,
     ) -> None:
         require_supported_machine()
         sweep_leftovers()
@@ -121,7 +125,7 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_ms / 1_000
         self._log = Log(NAME, settings.log, settings.log_format)
         self._plan = folder.plan_layout(settings.wal_shards)
-        self._listener = bind_listener(settings.host, settings.port)
+        self._listener = listener or bind_listener(settings.host, settings.port)
         self.port: int = self._listener.getsockname()[1]
         self._board = Board.create([NAME, *(spec.name for spec in specs)])
         self._row = self._board.row(NAME)
@@ -138,6 +142,8 @@ class Supervisor:
         self._stop_asked = trio.Event()
         self._announced = False
         self._exit_code = 0
+        self._manager = manager
+        self._manager_deaf = False
         self._announce()
 
     @property
@@ -175,6 +181,9 @@ class Supervisor:
                 self._nursery = nursery
                 nursery.start_soon(self._obey_signals, arrivals)
                 nursery.start_soon(self._watch_heartbeats)
+                if self._manager is not None:
+                    self._bulletin = self._begin_bulletin(self._manager)
+                    nursery.start_soon(self._inform_manager, self._manager)
                 if not self._settings.api_keys:
                     self._log.warning("no_api_keys", means="everyone who reaches this server may read and write")
                 if self._plan.changes:
@@ -437,6 +446,26 @@ class Supervisor:
                     self._log.warning("child_hangs", child=child.name, pid=child.process.pid)
                     child.process.kill()
 
+    def _begin_bulletin(self, manager: ServiceManager) -> Bulletin:
+        return Bulletin(
+            [child.row for child in self._children.values()],
+            serving=f"serving {url(self._settings.host, self.port)} from {self._settings.data_dir}",
+            clock=trio.current_time,
+            heartbeat_s=self._settings.heartbeat_ms / 1_000,
+            watchdog_us=manager.address.watchdog_us,
+        )
+
+    async def _inform_manager(self, manager: ServiceManager) -> None:
+        while True:
+            self._tell_manager(manager, self._bulletin.look())
+            await trio.sleep(self._bulletin.pause_s)
+
+    def _tell_manager(self, manager: ServiceManager, news: Sequence[str]) -> None:
+        error = manager.tell_nowait(news)
+        if error is not None and not self._manager_deaf:
+            self._log.warning("manager_not_told", socket=manager.address.socket, error=error)
+        self._manager_deaf = error is not None
+
     async def _obey_signals(self, arrivals: AsyncIterator[int]) -> None:
         async for number in arrivals:
             name = signal.Signals(number).name
@@ -449,6 +478,8 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Rank by rank: those who talk to clients first, those who write the last snapshots at the end."""
         self._row.set(Word.STATE, State.STOPPING)
+        if self._manager is not None:
+            self._tell_manager(self._manager, self._bulletin.stopping())
         self._listener.close()
         for order in sorted({child.spec.stop_order for child in self._children.values()}):
             rank = [child for child in self._children.values() if child.spec.stop_order == order]

@@ -7,6 +7,7 @@ says why.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 
@@ -15,12 +16,20 @@ import trio
 
 from topics import __version__
 from topics.actors.datadir import DataDir, LockInfo
+from topics.actors.listener import given_listener
+from topics.actors.notify import ServiceManager
 from topics.actors.process import ProcessSpec
 from topics.actors.supervisor import Supervisor
 from topics.errors import SettingsError, StartRefused
 from topics.settings import Settings, load, require_keys
 
 EXIT_REFUSED = 2
+# Nobody needs the secrets any more, and what the service manager passes to one process is not for its children.
+FOR_US_ALONE = (
+    "TOPICS_API_KEYS",
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
+)
 
 
 def process_table(settings: Settings) -> list[ProcessSpec]:
@@ -74,17 +83,21 @@ def serve(config: str | None, host: str | None, port: int | None, data_dir: str 
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
     try:
-        settings = load(os.environ, config=config, options=given).settings
+        listener = given_listener(os.environ, os.getpid())
+        address = None if listener is None else listener.getsockname()[:2]
+        settings = load(os.environ, config=config, options=given, socket=address).settings
         require_keys(settings)
-        os.environ.pop("TOPICS_API_KEYS", None)  # nobody needs the secrets any more
-        code = _run(settings)
+        manager = ServiceManager.from_environment(os.environ)
+        for name in FOR_US_ALONE:
+            os.environ.pop(name, None)
+        code = _run(settings, listener, manager)
     except (SettingsError, StartRefused) as exc:
         click.echo(f"topics: {exc}", err=True)
         sys.exit(EXIT_REFUSED)
     sys.exit(code)
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, listener: socket.socket | None, manager: ServiceManager | None) -> int:
     claim = LockInfo(
         pid=os.getpid(),
         started_ms=time.time_ns() // 1_000_000,
@@ -93,7 +106,14 @@ def _run(settings: Settings) -> int:
     )
     folder = DataDir.claim(settings.data_dir, claim)
     try:
-        supervisor = Supervisor(settings, process_table(settings), link_table(settings), folder)
+        supervisor = Supervisor(
+            settings,
+            process_table(settings),
+            link_table(settings),
+            folder,
+            listener=listener,
+            manager=manager,
+        )
         return trio.run(supervisor.run)
     finally:
         folder.close()
