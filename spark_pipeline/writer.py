@@ -8,7 +8,8 @@ Topics are append only: `append` is the only mode. Spark itself refuses `errorif
 Columns: with a column `value` that is the data (option `valueFormat` says what it holds), and `partition`, `offset`,
 `timestamp` and `shard` are passed over, so that what was read can be written. Without it all columns but `topic`,
 `key`, `node` and `meta` become one JSON object, as to_json would make it, except that timestamps are in UTC with all
-their microseconds. Each task appends its rows in their order.
+their microseconds. Option `topic` wins over a column `topic`, as with Kafka's connector. Each task appends its rows in
+their order.
 
 How often a row comes. Each batch carries a key (see delivery.py), so that what is repeated is appended once:
 
