@@ -6,14 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from test_docs import block_after, needs_curl, read, steps, without_numbers
 
-from topics.cli.main import VERBS
+from topics.cli.main import VERBS, command_of
 
 from .server import TOPICS, Server, clean_environment
 
@@ -60,7 +59,7 @@ def test_the_python_programs(server: Server, heading: str) -> None:
 def test_every_option_is_in_the_document(verb: str) -> None:
     section = DOCUMENT.partition(f"\n## topics {verb}\n")[2].partition("\n## ")[0]
     assert section
-    command: click.Command = getattr(import_module(f"topics.cli.{verb}"), verb)
+    command = command_of(verb)
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
     params = [param for each in commands for param in each.params if isinstance(param, click.Option)]
     options = {name for param in params for name in param.opts if name.startswith("--")}

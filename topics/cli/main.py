@@ -10,10 +10,11 @@ import click
 
 from topics import __version__
 
-# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>
+# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -
 VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
     "config": "Check a file of settings, and show which are in effect.",
+    "install-service": "Write the units that let systemd run the server.",
     "ps": "Show the processes of a running server.",
     "publish": "Append records from the command line, a file or standard input.",
     "tail": "Follow topics: print records as they are written.",
@@ -29,6 +30,12 @@ VERBS: dict[str, str] = {
 }
 
 
+def command_of(verb: str) -> click.Command:
+    name = verb.replace("-", "_")
+    command: click.Command = getattr(importlib.import_module(f"topics.cli.{name}"), name)
+    return command
+
+
 class Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -36,8 +43,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"topics.cli.{cmd_name}"), cmd_name)
-        return command
+        return command_of(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
