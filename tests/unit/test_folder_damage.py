@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from folderplay import contents, live_records, newcomer, shown, write_manifest
+from folderplay import newcomer, stored_records, write_manifest
 from model import Record, Shard
+from onlooker import contents, shown
 
 from topics import limits
 from topics.errors import CorruptData, FormatError, TopicsError
@@ -94,7 +95,7 @@ def read(folder: Path) -> dict[str, object]:
     """All that can be seen, to the last record."""
     found = Folder(str(folder), now_ms=NOW_MS)
     everything = shown(found)
-    everything["records"] = {topic.name: live_records(found, topic) for topic in found.topics}
+    everything["records"] = {topic.name: stored_records(found, topic) for topic in found.topics}
     # Whoever has looked before and looks again is told the same.
     found.look(now_ms=NOW_MS)
     return everything
@@ -917,7 +918,7 @@ def test_a_log_that_holds_everything_needs_no_snapshot(tmp_path: Path) -> None:
     expected = shard.everything("t")
     shard.crash()
     folder = newcomer(shard)
-    assert live_records(folder, folder.topics[0]) == expected
+    assert stored_records(folder, folder.topics[0]) == expected
     snapshot(tmp_path).unlink()
     folder = newcomer(shard)
-    assert live_records(folder, folder.topics[0]) == expected
+    assert stored_records(folder, folder.topics[0]) == expected

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folderplay import check_same, live_records, named, newcomer, write_manifest
+from folderplay import check_same, newcomer, stored_records, write_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import BOOT, examples
+from onlooker import named
 from pipeshard import Forwarder, PipeShard, numbers
 from test_pipes import MOVES, STEP, Graph, Life
 
@@ -39,7 +40,7 @@ class Reader:
             topic = named(fresh, name)
             disk_seq = topic.disk_seq
             assert disk_seq <= topic.head_seq
-            for stored in live_records(fresh, topic):
+            for stored in stored_records(fresh, topic):
                 if at < stored.seq <= disk_seq:
                     self.got[name, stored.seq] = stored.record.data
             self.at[name] = max(at, disk_seq)
@@ -194,7 +195,7 @@ def test_when_the_router_goes_everything_is_on_the_disk(shard: PipeShard) -> Non
     for looked in (check_same(folder, shard), folder):
         topic = named(looked, "d")
         assert (topic.pipe, topic.disk_seq, topic.count) == (None, 5, 5)
-        assert [stored.record.data for stored in live_records(looked, topic)] == [b"1", b"2", b"3", b"4", b"5"]
+        assert [stored.record.data for stored in stored_records(looked, topic)] == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_copies_in_a_capped_topic(shard: PipeShard) -> None:

@@ -187,14 +187,16 @@ class Topic:
             raise CorruptData(
                 f"{batch.file}: seq {batch.first} of topic {self.name!r} at offset {batch.offset} stands twice"
             )
-        self._count += batch.live(self.low)
+        low = self.low
+        self._count += batch.count if batch.flags is None and batch.first >= low else batch.live(low)
 
     def append(self, batch: Batch) -> None:
         """A batch from the log."""
-        if self.pipe is None and batch.first > self.head_seq + 1:
-            self.lose(self.head_seq + 1, batch.first - 1)
+        head = self.head_seq
+        if batch.first > head + 1 and self.pipe is None:
+            self.lose(head + 1, batch.first - 1)
         self.add(batch)
-        self.head_seq = max(self.head_seq, batch.last)
+        self.head_seq = max(head, batch.last)
         self.last_write_ms = max(self.last_write_ms or 0, batch.last_ts)
 
     def head(self, head_seq: int) -> None:
