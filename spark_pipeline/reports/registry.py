@@ -33,7 +33,11 @@ class UnknownReport(TopicsError):
 
 
 def load(name: str) -> ReportModule:
-    return cast(ReportModule, importlib.import_module(f"{__package__}.{name}"))
+    return cast(ReportModule, _module(name))
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
@@ -77,7 +81,7 @@ def suggest_metric(metric: str) -> str | None:
 def _metrics(name: str) -> tuple[re.Pattern[str], ...]:
     """The names in a report's `Metric(...)` calls. They are read from its source: a run has only those metrics of which
     there is something to say, and a threshold for a queue is not wrong because there is no queue yet."""
-    tree = ast.parse(inspect.getsource(cast(ModuleType, load(name))))
+    tree = ast.parse(inspect.getsource(_module(name)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric"]
     return tuple(re.compile(pattern) for call in calls if (pattern := _pattern(call.args[0] if call.args else None)))
 

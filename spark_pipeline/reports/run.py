@@ -118,7 +118,8 @@ class _Run:
             try:
                 pins = Pins(spark, self._folder, self._shelf)
             except Exception as error:
-                raise self._wrapped(error) from None
+                self._note(f"{self._folder} could not be looked at")
+                raise TopicsError(words(error)) from None
             if before is not None:
                 ledger.check_folder(before, out=self._request.out, folder=self._folder, ids=pins.ids)
             now = self._next(before, pins)
@@ -162,8 +163,7 @@ class _Run:
             outputs.check_metrics(result.metrics, taken=self._samples)
         except Exception as failure:
             result, error = None, words(failure)
-            with open(self._log, "a") as log:
-                log.write(f"\nThe report {name} failed:\n{traceback.format_exc()}\n")
+            self._note(f"the report {name} failed")
             self._shelf.discard(name)
         else:
             now.reports[name] = job.counted(gone_for_good=same_folder)
@@ -214,8 +214,10 @@ class _Run:
             outputs.write_textfile(self._request.textfile, outcome)
         page.write(out, outcome)
 
-    def _wrapped(self, error: Exception) -> TopicsError:
-        return error if isinstance(error, TopicsError) else TopicsError(words(error))
+    def _note(self, what: str) -> None:
+        """The whole story, for whoever wants more than a line."""
+        with open(self._log, "a") as log:
+            log.write(f"\n{what}:\n{traceback.format_exc()}\n")
 
 
 class ReportJob:

@@ -47,16 +47,15 @@ class NoSpark(TopicsError):
 @contextmanager
 def opened(master: str | None, *, log: Path) -> Iterator[SparkSession]:
     """A session; one that is made here is also ended here."""
-    if (active := SparkSession.getActiveSession()) is not None:
-        _prepare(active)
-        yield active
-        return
-    session = _made(master, log)
+    active = SparkSession.getActiveSession()
+    session = _made(master, log) if active is None else active
     try:
-        _prepare(session)
-        yield session
+        with tempfile.TemporaryDirectory(prefix="topics-report-") as folder:  # executors fetch from it until the end
+            _prepare(session, Path(folder))
+            yield session
     finally:
-        session.stop()
+        if active is None:
+            session.stop()
 
 
 def _made(master: str | None, log: Path) -> SparkSession:
@@ -90,13 +89,13 @@ def _made(master: str | None, log: Path) -> SparkSession:
         raise NoSpark(f"Spark could not be started on {conf.get('spark.master')}: {_first_line(error)}") from None
 
 
-def _prepare(session: SparkSession) -> None:
+def _prepare(session: SparkSession, folder: Path) -> None:
     from spark_pipeline.source import register
 
     context = session.sparkContext
     context.setLogLevel(session.conf.get("spark.log.level", "ERROR") or "ERROR")
     if not is_local(context.master):
-        context.addPyFile(_packed())
+        context.addPyFile(str(_packed(folder)))
     register(session)
 
 
@@ -105,12 +104,12 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def _packed() -> str:
+def _packed(folder: Path) -> Path:
     """Both packages in one file for the executors. They need pyarrow, msgspec and xxhash of their own."""
-    path = os.path.join(tempfile.mkdtemp(prefix="topics-report-"), "topics.zip")
+    path = folder / "topics.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in (topics, spark_pipeline):
-            root = Path(str(package.__file__)).parent
+            root = Path(next(iter(package.__path__)))
             for file in sorted(root.rglob("*.py")):
                 archive.write(file, f"{package.__name__}/{file.relative_to(root)}")
     return path

@@ -91,9 +91,10 @@ def report(
         reach.notice(str(error))
         sys.exit(EXIT_REFUSED)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "py4j", "jinja2"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("pyspark", "pyarrow", "py4j", "jinja2"):
             raise
-        reach.notice(f"reports need {error.name}, which is not installed: pip install 'topics[spark]'")
+        reach.notice(f"reports need {missing}, which is not installed: pip install 'topics[spark]'")
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         reach.notice("interrupted; nothing of this run counts")
