@@ -68,12 +68,14 @@ class TopicsSource(DataSource):
             return kind(options, wanted_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from spark_pipeline.stream import LossStreamReader, TopicsStreamReader
+        from spark_pipeline.stream import LossStreamReader, RefusedStreamReader, TopicsStreamReader
 
-        with plainly():
+        try:
             options = _here(self.options)
             kind = LossStreamReader if options.view == "tombstones" else TopicsStreamReader
             return kind(options, wanted_columns(options, schema))
+        except TopicsError as exc:
+            return RefusedStreamReader(exc)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from spark_pipeline.writer import TopicsWriter

@@ -28,6 +28,7 @@ from spark_pipeline import plan, tables
 from spark_pipeline.options import LATEST, Bound, OptionError, Options
 from spark_pipeline.plan import DataLoss, Range, Wanted
 from spark_pipeline.source import SlicePartition, arrow, plainly, read
+from topics.errors import TopicsError
 from topics.folder.topic import Topic
 from topics.folder.view import Folder
 
@@ -155,6 +156,29 @@ class TopicsStreamReader(FolderStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition)
         return read(self.options, self.columns, self._condition(), partition, streaming=True)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Stands for a reader that can't be made. What is raised while Spark makes one it hides behind an error of its own
+    (`reader` is not bound), so the mistake is told when the reader is asked for something."""
+
+    def __init__(self, problem: TopicsError) -> None:
+        self.problem = problem
+
+    def initialOffset(self) -> Offsets:
+        with plainly():
+            raise self.problem
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        with plainly():
+            raise self.problem
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        with plainly():
+            raise self.problem
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self.problem
 
 
 class LossPartition(InputPartition):

@@ -205,11 +205,12 @@ def snapshots(api: Client) -> None:
         assert api.drop(name)["deleted"]
 
 
-def flushed(data_dir: Path, topic: str, *, segments: int = 1) -> None:
-    """Wait until a snapshot names segments of a topic."""
+def flushed(api: Client, data_dir: Path, topic: str, *, segments: int = 1) -> None:
+    """Wait until a snapshot names so many segments of a topic. One that is written before a flush does not."""
 
     def there() -> bool:
+        snapshots(api)
         found = {each.name: each for each in Folder(str(data_dir)).topics}
         return topic in found and len(found[topic].segments) >= segments
 
-    eventually(there, every_s=0.05, what=f"{segments} segments of {topic}")
+    eventually(there, every_s=0.3, what=f"{segments} segments of {topic}")

@@ -17,7 +17,7 @@ from e2e.queues import make_queue
 from e2e.routing import route, wait_records
 from e2e.server import Server
 
-from .sourceplay import Row, append_raw, flushed, on_disk, said, snapshots, topic_names
+from .sourceplay import Row, append_raw, flushed, on_disk, said, topic_names
 
 SMALL_SEGMENTS = {"TOPICS_SEGMENT_MAX_EVENTS": 50, "TOPICS_WAL_FILE_BYTES": 1 << 20}
 
@@ -61,8 +61,7 @@ def world(folder: Path, *, end: str) -> Iterator[World]:
             deleted = _write(api)
             leases = _work(api)
             _forward(api, server.data_dir)
-            snapshots(api)
-            flushed(server.data_dir, "large", segments=10)
+            flushed(api, server.data_dir, "large", segments=10)
             made = _truth(api, server.data_dir, leases, deleted)
         if end == "killed":
             server.kill()

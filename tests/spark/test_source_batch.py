@@ -42,7 +42,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             api.put("empty")
             for batch in range(60):
                 api.append("hot", *(f"{batch}:{n}" + "z" * 10_000 for n in range(10)))
-            flushed(server.data_dir, "hot", segments=5)
+            flushed(api, server.data_dir, "hot", segments=5)
             times = {name: [row["timestamp"] for row in said(api, name)[0]] for name in ("a", "b", "c")}
             yield Scene(server.data_dir, times, api)
     finally:

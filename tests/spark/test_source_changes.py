@@ -156,8 +156,7 @@ def segmented(start_server: StartServer) -> Server:
     server = start_server(**SMALL)
     with server.client() as api:
         write(api, "t", 600)
-        snapshots(api)
-        flushed(server.data_dir, "t", segments=8)
+        flushed(api, server.data_dir, "t", segments=8)
         eventually(lambda: not any(file.startswith("wal/") for file in Planned(server.data_dir).files))
     return server
 

@@ -51,7 +51,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             api.append_records("q", [{"data": n, "tag": t} for n, t in enumerate(["a", None, "b", "ключ", "a"])])
             api.append_records("r", [{"data": n, "tag": "a" if n % 2 else "b"} for n in range(20)])
             api.delete("r", match=["tag", "Eq", "a"])
-            flushed(server.data_dir, "p", segments=5)
+            flushed(api, server.data_dir, "p", segments=5)
             yield Scene(server.data_dir, [row for name in TOPICS for row in said(api, name)[0]])
     finally:
         server.close()
