@@ -24,6 +24,24 @@ def test_folders_are_made_with_their_parents_and_for_us_alone(disk: Disk, tmp_pa
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize(("folder", "made", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
+def test_the_group_may_read_what_is_in_a_folder_that_it_may_read(
+    disk: Disk, tmp_path: Path, folder: int, made: int, file: int
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    root.chmod(folder)
+    before = os.umask(0o027)
+    try:
+        disk.make_dir(str(root / "a" / "b"))
+        os.close(disk.create(str(root / "a" / "b" / "new")))
+        disk.write_whole(str(root / "a" / "whole"), b"x")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in root.rglob("*")}
+    assert modes == {"a": made, "b": made, "new": file, "whole": file}
+
+
 def test_a_new_file_has_its_space(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "f"
     os.close(disk.create(str(path), size=10))

@@ -59,6 +59,17 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.old_layout is not None
 
 
+def file_mode(folder: str) -> int:
+    """Of a new file in a data folder: for its owner, and to be read by the group that may read the folder. So whoever
+    makes the folder decides; a service makes it for reports that run as another user."""
+    return 0o600 | (os.stat(folder or ".").st_mode & 0o040)
+
+
+def folder_mode(parent: str) -> int:
+    """Likewise of a new folder in it."""
+    return 0o700 | (os.stat(parent or ".").st_mode & 0o050)
+
+
 def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -185,7 +196,7 @@ def _open_lock(path: str) -> int:
         if not os.path.isdir(path):
             os.makedirs(path, mode=0o700)
             _sync_folder(os.path.dirname(os.path.abspath(path)))
-        return os.open(os.path.join(path, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(os.path.join(path, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path))
     except OSError as exc:
         raise StartRefused(
             f"can't use {path} as the data folder: {exc.strerror}. Make it writable for this user, or choose "

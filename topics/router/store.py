@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from topics.actors.datadir import file_mode
 from topics.router.rules import Rules
 from topics.storage.routers import decode_rules, encode_rules, routers_path
 
@@ -24,7 +25,8 @@ class RuleStore:
         path = routers_path(self._data_dir)
         temporary = path + ".tmp"
         data = encode_rules(sorted(rules, key=lambda rule: rule.router))
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        mode = file_mode(self._data_dir)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             written = 0
             while written < len(data):

@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 
+from topics.actors.datadir import file_mode, folder_mode
 from topics.errors import CorruptData, DiskFull
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -37,14 +38,15 @@ class Disk:
             path = os.path.dirname(path)
         for folder in reversed(missing):
             try:
-                os.mkdir(folder, 0o700)
+                os.mkdir(folder, folder_mode(os.path.dirname(folder)))
             except FileExistsError:
                 pass  # another shard was quicker; its entry is synced here all the same
             self.sync_dir(os.path.dirname(folder))
 
     def create(self, path: str, *, size: int = 0) -> int:
         """A new file, its space reserved and its entry durable; returns the descriptor."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        mode = file_mode(os.path.dirname(path))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             if size:
                 os.posix_fallocate(fd, 0, size)
@@ -102,7 +104,8 @@ class Disk:
     def write_whole(self, path: str, data: bytes) -> None:
         """Replace a file: all of the new content or all of the old one, whatever happens."""
         temporary = path + ".tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        mode = file_mode(os.path.dirname(path))
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             self.write(fd, data, 0)
             os.fsync(fd)
