@@ -6,6 +6,7 @@ process: what Spark adds is the way to the executors and back.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,50 @@ def flushed(api: Client, data_dir: Path, topic: str, *, segments: int = 1) -> No
         return topic in found and len(found[topic].segments) >= segments
 
     eventually(there, every_s=0.3, what=f"{segments} segments of {topic}")
+
+
+# --- streams -----------------------------------------------------------------------------------------
+
+
+class StreamPlay:
+    """A query as Spark runs one, step by step: offsets go through JSON, and a batch is fixed by two of them."""
+
+    def __init__(self, data_dir: Path, *, available_now: bool = False, **options: str) -> None:
+        self.reader = stream_reader(data_dir, **options)
+        self._options = options
+        self._data_dir = data_dir
+        self.at: dict[str, Any] = json.loads(json.dumps(self.reader.initialOffset()))
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+
+    def restart(self) -> None:
+        """As from a checkpoint: nothing is kept but where it was."""
+        self.reader = stream_reader(self._data_dir, **self._options)
+
+    def next_offset(self) -> dict[str, Any]:
+        limit = self.reader.getDefaultReadLimit()
+        found: dict[str, Any] = json.loads(json.dumps(self.reader.latestOffset(self.at, limit)))
+        return found
+
+    def batch(self, start: dict[str, Any], end: dict[str, Any]) -> list[Row]:
+        parts = self.reader.partitions(start, end)
+        return [row for part in parts for row in rows_of(self.reader.read(part))]
+
+    def step(self) -> list[Row] | None:
+        """The next batch; None if there is nothing new, which Spark sees by the text of the offsets."""
+        end = self.next_offset()
+        if json.dumps(end) == json.dumps(self.at):
+            return None
+        found = self.batch(self.at, end)
+        self.at = end
+        return found
+
+    def drain(self) -> list[Row]:
+        found: list[Row] = []
+        while (batch := self.step()) is not None:
+            found += batch
+        return found
+
+
+def places(found: list[Row]) -> list[tuple[str, int]]:
+    return [(row["topic"], row["offset"]) for row in found]
