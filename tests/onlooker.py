@@ -83,7 +83,7 @@ def _shown_batch(batch: Batch) -> tuple[Any, ...]:
     )
 
 
-def _shown_topic(folder: Folder, topic: Topic) -> dict[str, Any]:
+def _shown_topic(folder: Folder, topic: Topic, *, sizes: bool) -> dict[str, Any]:
     return {
         "shard": topic.shard,
         "id": topic.id,
@@ -98,7 +98,7 @@ def _shown_topic(folder: Folder, topic: Topic) -> dict[str, Any]:
         "cap_seq": topic.cap_seq,
         "ttl_seq": topic.ttl_seq,
         "count": topic.count,
-        "bytes": topic.bytes(folder.columns),
+        "bytes": topic.bytes(folder.columns) if sizes else None,
         "deleted_total": topic.deleted_total,
         "evicted_total": topic.evicted_total,
         "expired_total": topic.expired_total,
@@ -112,14 +112,15 @@ def _shown_topic(folder: Folder, topic: Topic) -> dict[str, Any]:
     }
 
 
-def shown(folder: Folder) -> dict[str, Any]:
+def shown(folder: Folder, *, sizes: bool = True) -> dict[str, Any]:
+    """sizes: read what has to be read for them; its files must still be there."""
     return {
         "shards": [
             (shard.number, shard.layout, shard.snapshot, shard.covered, shard.clean, shard.clock_ms, shard.torn)
             for shard in folder.shards
         ],
         "wals": [msgspec.structs.astuple(wal) for shard in folder.shards for wal in shard.wals],
-        "topics": {topic.name: _shown_topic(folder, topic) for topic in folder.topics},
+        "topics": {topic.name: _shown_topic(folder, topic, sizes=sizes) for topic in folder.topics},
         "rules": folder.rules,
     }
 

@@ -4,6 +4,7 @@ writers do all that clients can do. What the folder shows is what the API says."
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -273,6 +274,73 @@ def compare_exactly(api: Api, onlooker: Folder, rng: random.Random) -> int:
             assert_same(onlooker, fresh)
             return 1
     return 0
+
+
+class Watchman:
+    """Looks all the time, in turns as a newcomer and again and again."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = str(data_dir)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.looks = 0
+        self.layouts: set[int] = set()
+        self.failures: list[BaseException] = []
+        self._thread.start()
+
+    def _run(self) -> None:
+        onlooker = Folder(self._data_dir)
+        while not self._over.is_set():
+            try:
+                onlooker.look()
+                fresh = Folder(self._data_dir)
+            except BaseException as failure:  # told to the test
+                self.failures.append(failure)
+                return
+            self.layouts |= {shard.layout for folder in (onlooker, fresh) for shard in folder.shards}
+            self.looks += 1
+
+    def look_on(self, times: int = 5) -> None:
+        until = self.looks + times
+        eventually(lambda: self.looks >= until or self.failures, what="looks")
+        assert not self.failures, self.failures
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(60)
+
+
+def test_looking_never_fails_whatever_happens_to_the_server(start_server: Start) -> None:
+    server = start_server(**SMALL, TOPICS_WAL_SHARDS=2)
+    api = Api(server.port)
+    prepare(api)
+    api.close()
+    watchman = Watchman(server.data_dir)
+    try:
+        for seed, shards in enumerate((3, 1, 2)):
+            writers = Writers(server.port, seed, rough=True)
+            writers.start()
+            try:
+                watchman.look_on()
+                server.signal_child("shard-0")
+                watchman.look_on(20)
+                eventually(lambda writers=writers: writers.done > 50, what="some work")  # type: ignore[misc]
+                if seed % 2:
+                    server.kill()
+                else:
+                    server.stop()
+            finally:
+                writers.stop()
+            watchman.look_on()
+            server = start_server(**SMALL, TOPICS_WAL_SHARDS=shards)
+            watchman.look_on()
+    finally:
+        watchman.stop()
+    assert not watchman.failures, watchman.failures
+    assert len(watchman.layouts) > 2, "it has seen them move"
+    api = Api(server.port)
+    steady(api, Folder(str(server.data_dir)))
+    api.close()
 
 
 # --- nothing but reading -----------------------------------------------------------------------------

@@ -84,6 +84,8 @@ class Files:
                 return msgspec.json.decode(file.read(), type=_Note).created_ms
         except FileNotFoundError:
             return None
+        except CorruptData:
+            raise CorruptData(f"{path} is damaged: make the snapshot again") from None
 
     def roots(self) -> Iterator[tuple[str, str]]:
         """(tier, folder), in the order to look."""
