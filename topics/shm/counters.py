@@ -104,6 +104,11 @@ class Word:
     CLAIMED_TOPICS: Final = 78
     CLAIMED_BYTES: Final = 79
 
+    WAL_LSN: Final = 80
+    WAL_BACKLOG: Final = 81
+    SNAPSHOT_MS: Final = 82
+    RECORDS_ADDED: Final = 83
+
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
 
@@ -170,6 +175,10 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.TOTALS_KNOWN, "totals_known", _P, "1 when the next two are true, perhaps of a past life"),
     WordInfo(Word.CLAIMED_TOPICS, "claimed_topics", _P, "topics, with one that is about to be made"),
     WordInfo(Word.CLAIMED_BYTES, "claimed_bytes", _P, "bytes of records, with those that are about to be written"),
+    WordInfo(Word.WAL_LSN, "wal_lsn", _P, "the last frame of its log"),
+    WordInfo(Word.WAL_BACKLOG, "wal_backlog", _P, "bytes of frames in the log files that it keeps"),
+    WordInfo(Word.SNAPSHOT_MS, "snapshot_ms", _P, "wall clock at its last snapshot; 0 before its first"),
+    WordInfo(Word.RECORDS_ADDED, "records_added", _P, "records that became readable since it started"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 

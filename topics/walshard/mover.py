@@ -102,6 +102,7 @@ class Mover:
         self._old_snapshots: list[str] = []
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
         self.snapshot_lsn = snapshot_lsn
+        self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
         self._flushed = False  # since the last snapshot
         self._pipe_flushed = False  # copies are in segments, but no snapshot says so yet
@@ -369,6 +370,7 @@ class Mover:
 
         def finished(_: None) -> None:
             self.snapshot_lsn = covered
+            self.snapshot_ms = engine.clock.now_ms()
             for pipe, at in pipes:
                 pipe.saved_at = at
             if self.keep_files:

@@ -381,6 +381,10 @@ class Shard:
         words[Word.TOPICS_FSYNC] = engine.kinds.by_class["fsync"]
         words[Word.QUEUE_TOPICS] = engine.kinds.queues
         words[Word.RECORDS_LIVE] = engine.totals.records
+        words[Word.RECORDS_ADDED] = engine.totals.added
+        words[Word.WAL_LSN] = wal.written_lsn
+        words[Word.WAL_BACKLOG] = wal.backlog_bytes
+        words[Word.SNAPSHOT_MS] = self._mover.snapshot_ms
         words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
         words[Word.DERIVING] = len(engine.pipes.deriving)

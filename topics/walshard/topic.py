@@ -27,6 +27,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.records = 0  # live
+        self.added = 0  # that ever became live in this process
         self.bytes = 0  # of live records
         self.pending_bytes = 0  # of records that are not readable yet
         self.dead_segments = 0  # files that only wait for the next snapshot
@@ -167,6 +168,7 @@ class Topic:
         self.rows.append(row)
         self.head_seq = row.first + row.count - 1
         self.add_live(row.live, row.size)
+        self.totals.added += row.live
         self.last_ts = self.last_write_ts = row.last_ts
         if row.source is not None:
             self.tail_rows += 1

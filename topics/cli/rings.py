@@ -1,0 +1,115 @@
+"""`topics rings`: every ring between the processes of a running server, for one that is stuck.
+
+Read from shared memory without asking anyone; nothing is written there.
+
+Exit codes: 0 done; 1 it could not be done, or a ring is stuck or damaged; 2 the command was not understood; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import msgspec
+
+from topics.actors.datadir import read_lock_info
+from topics.actors.outside import open_board
+from topics.actors.rings import RingState, look_at_rings
+from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
+from topics.shm.counters import Board, Word
+
+
+class RingLine(msgspec.Struct, frozen=True, kw_only=True):
+    ring: RingState
+    moved: int  # bytes that the reader took between the two looks
+    high_water: int  # the most that the reader saw in any of its rings
+    problem: str | None
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.05, 60),
+    default=0.5,
+    metavar="SECONDS",
+    help="Time between the two looks that tell whether a ring moves (default 0.5).",
+)
+@data_dir_option
+@json_option
+def rings(interval_s: float, data_dir: str | None, as_json: bool) -> None:
+    """Show the rings between the processes of a running server.
+
+    A ring is stuck if something waits in it and its reader has taken nothing between two looks: the reader hangs, or
+    sleeps although its bell should have rung. written and taken are bytes since the ring was made; a ring is made anew,
+    with the next generation, when either of its processes starts again.
+
+    \b
+      topics rings
+      topics rings --interval 5 --json | jq '.[] | select(.problem)'
+
+    Exit codes: 0 all is well, 1 a ring is stuck or damaged, 2 usage.
+    """
+    with failures_told():
+        board = open_board(read_lock_info(folder_name(data_dir)))
+        try:
+            before = look_at_rings(board)
+            time.sleep(interval_s)
+            lines = [_line(ring, before, board) for ring in look_at_rings(board)]
+        finally:
+            board.close()
+        if as_json:
+            print_json(lines)
+        else:
+            _print(lines)
+    sys.exit(1 if any(line.problem for line in lines) else 0)
+
+
+def _line(ring: RingState, before: list[RingState], board: Board) -> RingLine:
+    key = (ring.writer, ring.reader, ring.generation)
+    known = next((one for one in before if (one.writer, one.reader, one.generation) == key), None)
+    problem = ring.problem
+    moved = ring.taken if known is None else ring.taken - known.taken
+    if problem is None and known is not None and known.depth and ring.depth and not moved:
+        beat_s = (time.monotonic_ns() - board.row(ring.reader)[Word.HEARTBEAT]) / 1e9
+        why = (
+            "sleeps though something waits"
+            if ring.reader_sleeps
+            else f"hangs: its last heartbeat is {beat_s:.1f} s old"
+        )
+        problem = f"stuck: {ring.reader} took nothing and {why}"
+    high_water = board.row(ring.reader)[Word.RING_HIGH_WATER]
+    return RingLine(ring=ring, moved=moved, high_water=high_water, problem=problem)
+
+
+def _print(lines: list[RingLine]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("ring")
+    titles = ("generation", "capacity", "depth", "reader's high", "written", "taken", "moved")
+    for title in titles:
+        table.add_column(title, justify="right")
+    table.add_column("flags")
+    table.add_column("problem", style="red")
+    for line in lines:
+        ring = line.ring
+        flags = [
+            *(["reader sleeps"] if ring.reader_sleeps else []),
+            *(["writer waits for room"] if ring.writer_waits else []),
+        ]
+        table.add_row(
+            f"{ring.writer} → {ring.reader}",
+            str(ring.generation),
+            bytes_text(ring.capacity),
+            bytes_text(ring.depth),
+            bytes_text(line.high_water),
+            str(ring.written),
+            str(ring.taken),
+            bytes_text(line.moved),
+            ", ".join(flags),
+            line.problem or "",
+        )
+    Console().print(table)
