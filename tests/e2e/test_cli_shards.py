@@ -162,9 +162,11 @@ class Terminal:
         os.write(self._ours, keys)
 
     def end(self) -> int:
-        code = self.process.wait(30)
-        while select.select([self._ours], [], [], 0)[0]:
-            self.shown += os.read(self._ours, 65_536)
+        deadline = time.monotonic() + 30
+        while (code := self.process.poll()) is None or select.select([self._ours], [], [], 0)[0]:
+            assert time.monotonic() < deadline, self.shown[-2_000:]
+            if select.select([self._ours], [], [], 0.05)[0]:  # a terminal that nobody reads holds its writer up
+                self.shown += os.read(self._ours, 65_536)
         assert termios.tcgetattr(self._theirs)[3] == self.before[3]  # it echoes again
         return code
 
