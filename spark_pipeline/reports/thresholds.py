@@ -1,7 +1,7 @@
 """Limits for the reports' metrics, from a TOML file: which numbers a person wants to hear of.
 
     queues_oldest_ready_seconds = { max = 60 }
-    queues_wait_seconds = [{ max = 5 }, { max = 0.5, labels = { quantile = "0.95" } }]
+    queues_wait_seconds = [{ max = 5 }, { max = 0.5, labels = { queue = "mail-*", percentile = "p95" } }]
     traffic_day_records = { min = 1 }
 
 A name may have the prefix `topics_report_` that it has in Prometheus. Labels are compared as globs; those that are not
