@@ -78,9 +78,8 @@ def _made(master: str | None, log: Path) -> SparkSession:
     for name, value in {**_DEFAULTS, **(_LOOPBACK if local else {})}.items():
         conf.setIfMissing(name, value)
     conf.set("spark.ui.showConsoleProgress", "false")  # spark-submit turns it on where nobody asked for it
-    if local:
-        # Counts by topic and hour are small: with Spark's 200 the starts of tasks are most of the work.
-        conf.setIfMissing("spark.sql.shuffle.partitions", str(max(2 * (os.cpu_count() or 1), 4)))
+    # Counts by topic and hour are small: with Spark's 200 the starts of tasks are most of the work.
+    conf.setIfMissing("spark.sql.shuffle.partitions", str(max(2 * (os.cpu_count() or 1), 4)) if local else "32")
     try:
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
