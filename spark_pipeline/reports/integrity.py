@@ -63,7 +63,7 @@ def compute(job: Job) -> Result:
         "records": sum(row["records"] for row in shards),
         "orphans": len(listed.orphans),
         "orphan_bytes": sum(orphan.bytes for orphan in listed.orphans),
-        "shards": shards,
+        "by_shard": shards,
     }
     return Result(
         summary=summary,
@@ -234,7 +234,7 @@ def _tables(summary: dict[str, Any], rows: list[dict[str, Any]], listed: Invento
                 Column("bytes", "bytes"),
                 *(Column(name, "count") for name in counts),
             ],
-            rows=[(row["shard"], *(row[name] for name in names)) for row in summary["shards"]],
+            rows=[(row["shard"], *(row[name] for name in names)) for row in summary["by_shard"]],
             note="Blocks are those of segments, frames those of the log; deleted are records whose flag is set.",
         )
     ]
@@ -288,7 +288,7 @@ def _metrics(summary: dict[str, Any]) -> list[Metric]:
         Metric("integrity_files", "Files that were checked.", summary["files"]),
         Metric("integrity_bytes", "Bytes that were checked.", summary["bytes"]),
     ]
-    for row in summary["shards"]:
+    for row in summary["by_shard"]:
         label = {"shard": str(row["shard"])}
         found += [
             Metric("integrity_problems", "Places that are damaged or do not fit.", row["problems"], label),

@@ -42,8 +42,8 @@ def compute(job: Job) -> Result:
         history = history.filter(F.col("date") >= day_of(job.since_ms))
     seen = history.groupBy(*_KEY).agg(
         F.sum("letters").alias("letters"),
-        F.min(millis("first_seen")).alias("first_ms"),
-        F.max(millis("last_seen")).alias("last_ms"),
+        F.min(millis("first_seen")).alias("first_seen_ms"),
+        F.max(millis("last_seen")).alias("last_seen_ms"),
         F.max("deliveries").alias("deliveries"),
     )
     with kept(seen) as seen:
@@ -102,12 +102,12 @@ def _totals(joined: DataFrame, now_ms: int) -> dict[str, Any]:
         F.coalesce(F.sum("letters"), F.lit(0)).alias("letters"),
         F.coalesce(F.sum("present"), F.lit(0)).alias("present"),
         F.count("*").alias("kinds"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
+        F.min("first_seen_ms").alias("first_seen_ms"),
+        F.max("last_seen_ms").alias("last_seen_ms"),
     ).first()
     assert row is not None  # an aggregate of all rows
     found: dict[str, Any] = row.asDict()
-    found["last_age_ms"] = None if found["last_ms"] is None else now_ms - found["last_ms"]
+    found["last_age_ms"] = None if found["last_seen_ms"] is None else now_ms - found["last_seen_ms"]
     return found
 
 
@@ -115,8 +115,8 @@ def _by_source(joined: DataFrame) -> list[dict[str, Any]]:
     by_source = joined.groupBy("source", "topic").agg(
         F.sum("letters").alias("letters"),
         F.sum("present").alias("present"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
+        F.min("first_seen_ms").alias("first_seen_ms"),
+        F.max("last_seen_ms").alias("last_seen_ms"),
         F.max("deliveries").alias("deliveries"),
     )
     return [row.asDict() for row in by_source.orderBy(F.desc("letters"), "source", "topic").limit(_TOP).collect()]
@@ -148,7 +148,8 @@ def _findings(totals: dict[str, Any], sources: list[dict[str, Any]]) -> list[Fin
         text = text.replace("of queue ", "of queues ")
     if not totals["present"]:
         return [Finding("ok", f"{text}. None is left.")]
-    return [Finding("notice", f"{text}. {totals['present']:,} of them are still there: `topics queue redrive`.")]
+    left = f"{totals['present']:,} of them are still there; topics queue redrive puts them back"
+    return [Finding("notice", f"{text}. {left}.")]
 
 
 def _tables(totals: dict[str, Any], sources: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[Table]:
@@ -159,7 +160,7 @@ def _tables(totals: dict[str, Any], sources: list[dict[str, Any]], rows: list[di
         Column("first seen", "time"),
         Column("last seen", "time"),
     ]
-    names = ("letters", "present", "deliveries", "first_ms", "last_ms")
+    names = ("letters", "present", "deliveries", "first_seen_ms", "last_seen_ms")
     return [
         Table(
             title="By queue",

@@ -43,11 +43,13 @@ def compute(job: Job) -> Result:
         totals = _totals(recent, nodes)
         rows = [_unpacked(row.asDict()) for row in nodes.orderBy(F.desc("bytes"), "node").limit(_TOP).collect()]
         silent_frame = _silent(nodes, job.now_ms)
-        silent = [_unpacked(row.asDict()) for row in silent_frame.orderBy("last_ms", "node").limit(_SILENT).collect()]
+        silent = [
+            _unpacked(row.asDict()) for row in silent_frame.orderBy("last_seen_ms", "node").limit(_SILENT).collect()
+        ]
         silent_count = silent_frame.count()
         drawn = [row["node"] for row in rows[:_DRAWN]]
         days = _by_day(recent, drawn, job.now_ms)
-    summary = {**totals, "silent_nodes": silent_count, "since_ms": begin}
+    summary = {"silent_nodes": silent_count, **totals, "since_ms": begin}
     return Result(
         summary=summary,
         findings=_findings(summary, silent),
@@ -60,7 +62,7 @@ def compute(job: Job) -> Result:
 def _merged(history: DataFrame) -> DataFrame:
     """The shares of all runs as one."""
     return history.groupBy("node", "date", "size").agg(
-        F.sum("records").alias("records"), F.max(millis("last_seen")).alias("last_ms")
+        F.sum("records").alias("records"), F.max(millis("last_seen")).alias("last_seen_ms")
     )
 
 
@@ -68,8 +70,8 @@ def _volume() -> list[Any]:
     return [
         F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
         F.coalesce(F.sum(F.col("size") * F.col("records")), F.lit(0)).cast("bigint").alias("bytes"),
-        F.max("last_ms").alias("last_ms"),
-        F.max("size").alias("max_size"),
+        F.max("last_seen_ms").alias("last_seen_ms"),
+        F.max("size").alias("max_bytes"),
         F.percentile(F.col("size"), F.lit(list(_PERCENTILES)), F.col("records")).alias("percentiles"),
     ]
 
@@ -80,7 +82,7 @@ def _by_node(merged: DataFrame) -> DataFrame:
 
 def _silent(nodes: DataFrame, now_ms: int) -> DataFrame:
     """Seen in the trailing week, but not in the last day."""
-    last = F.col("last_ms")
+    last = F.col("last_seen_ms")
     day, week = now_ms - DAY_MS, now_ms - (WEEK_DAYS + 1) * DAY_MS
     return nodes.filter(F.col("node").isNotNull() & (last < day) & (last >= week))
 
@@ -93,13 +95,13 @@ def _totals(recent: DataFrame, nodes: DataFrame) -> dict[str, Any]:
     ).first()
     assert sizes is not None  # both are aggregates of all rows
     assert nobody is not None
-    return {**_unpacked(sizes.asDict()), **nobody.asDict()}
+    return {**nobody.asDict(), **_unpacked(sizes.asDict())}
 
 
 def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
     found = row.pop("percentiles")
     for label, value in zip(_LABELS, found or [None] * len(_LABELS), strict=True):
-        row[f"{label}_size"] = value
+        row[f"{label}_bytes"] = value
     return row
 
 
@@ -132,9 +134,9 @@ def _findings(summary: dict[str, Any], silent: list[dict[str, Any]]) -> list[Fin
         ),
         Finding(
             "ok",
-            f"Half of all records hold {units.bytes_text(summary['p50_size'])} of data or less, "
-            f"one in a hundred {units.bytes_text(summary['p99_size'])} or more; the largest "
-            f"{units.bytes_text(summary['max_size'])}.",
+            f"Half of all records hold {units.bytes_text(summary['p50_bytes'])} of data or less, "
+            f"one in a hundred {units.bytes_text(summary['p99_bytes'])} or more; the largest "
+            f"{units.bytes_text(summary['max_bytes'])}.",
         ),
     ]
     if silent:
@@ -163,9 +165,9 @@ def _tables(
                     row["node"] or _NOBODY,
                     row["records"],
                     row["bytes"],
-                    *(row[f"{label}_size"] for label in _LABELS),
-                    row["max_size"],
-                    row["last_ms"],
+                    *(row[f"{label}_bytes"] for label in _LABELS),
+                    row["max_bytes"],
+                    row["last_seen_ms"],
                 )
                 for row in rows
             ],
@@ -184,7 +186,9 @@ def _tables(
                     Column("that is", "ms"),
                     Column("records", "count"),
                 ],
-                rows=[(row["node"], row["last_ms"], now_ms - row["last_ms"], row["records"]) for row in silent],
+                rows=[
+                    (row["node"], row["last_seen_ms"], now_ms - row["last_seen_ms"], row["records"]) for row in silent
+                ],
                 note=f"The first {_SILENT} of {summary['silent_nodes']:,}."
                 if summary["silent_nodes"] > _SILENT
                 else "",
@@ -219,8 +223,8 @@ def _metrics(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[Metric
     ]
     text = "How much data a record holds, by percentile."
     for label in (*_LABELS, "max"):
-        if summary[f"{label}_size"] is not None:
-            found.append(Metric("producers_data_bytes", text, summary[f"{label}_size"], {"percentile": label}))
+        if summary[f"{label}_bytes"] is not None:
+            found.append(Metric("producers_data_bytes", text, summary[f"{label}_bytes"], {"percentile": label}))
     for row in rows:
         text = f"Data written by a node in the last thirty days; the {_TOP} that wrote most."
         found.append(Metric("producers_node_bytes", text, row["bytes"], {"node": row["node"] or _NOBODY}))

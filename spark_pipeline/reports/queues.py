@@ -50,7 +50,7 @@ def compute(job: Job) -> Result:
             totals = _totals(week, state)
             drawn = [row["queue"] for row in rows if row["acked"] or row["claimed"]][:_DRAWN]
             by_day = _by_day(week, drawn)
-    summary = {**totals, "queues": len(queues) if len(queues) <= _NAMED else topics.count()}
+    summary = {"queues": len(queues) if len(queues) <= _NAMED else topics.count(), **totals}
     return Result(
         summary=summary,
         findings=_findings(summary, rows, job.now_ms),
@@ -192,18 +192,19 @@ def _rows(week: DataFrame, state: DataFrame) -> list[dict[str, Any]]:
 
 
 def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
+    """With a field for each percentile."""
+    found = {}
     for name in _TIMES:
-        found = row.pop(name)
-        for label, value in zip(_LABELS, found or [None] * len(_LABELS), strict=True):
-            row[f"{name}_{label}_ms"] = value
-    return row
+        values = row.pop(name) or [None] * len(_LABELS)
+        found.update({f"{name}_{label}_ms": value for label, value in zip(_LABELS, values, strict=True)})
+    return {**found, **row}
 
 
 def _totals(week: DataFrame, state: DataFrame) -> dict[str, Any]:
     happened = week.agg(*_aggregates()).first()
     now = state.agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _STATES),
-        F.min("oldest_ready").alias("oldest_ready_ms"),
+        F.min("oldest_ready").alias("oldest_ready_since_ms"),
     ).first()
     assert happened is not None  # both are aggregates of all rows
     assert now is not None
@@ -214,7 +215,7 @@ def _totals(week: DataFrame, state: DataFrame) -> dict[str, Any]:
         .collect()  # one a reason, of which there are four
     )
     released = {row["reason"]: row["jobs"] for row in sorted(reasons)}
-    return {**_unpacked(happened.asDict()), **now.asDict(), "released_by_reason": released}
+    return {**now.asDict(), **_unpacked(happened.asDict()), "released_by_reason": released}
 
 
 def _by_day(week: DataFrame, drawn: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -233,7 +234,7 @@ def _findings(summary: dict[str, Any], rows: list[dict[str, Any]], now_ms: int) 
     if summary["wait_p95_ms"] is not None and summary["service_p95_ms"] is not None:
         wait, service = units.duration_text(summary["wait_p95_ms"]), units.duration_text(summary["service_p95_ms"])
         found.append(Finding("ok", f"19 of 20 jobs wait for {wait} at most and take {service} at most."))
-    if summary["oldest_ready_ms"] is not None and now_ms - summary["oldest_ready_ms"] > _OLD_MS:
+    if summary["oldest_ready_since_ms"] is not None and now_ms - summary["oldest_ready_since_ms"] > _OLD_MS:
         oldest = min((row for row in rows if row["oldest_ready"] is not None), key=lambda row: row["oldest_ready"])
         age = units.duration_text(now_ms - oldest["oldest_ready"])
         found.append(Finding("notice", f"Queue {oldest['queue']} has a job that has been ready for {age}."))
@@ -322,8 +323,8 @@ def _metrics(summary: dict[str, Any], rows: list[dict[str, Any]], now_ms: int) -
             "queues_unknown_wait_jobs", "Jobs of seven days whose waiting time is not known.", summary["wait_unknown"]
         ),
     ]
-    if summary["oldest_ready_ms"] is not None:
-        age = (now_ms - summary["oldest_ready_ms"]) / 1_000
+    if summary["oldest_ready_since_ms"] is not None:
+        age = (now_ms - summary["oldest_ready_since_ms"]) / 1_000
         found.append(Metric("queues_oldest_ready_seconds", "For how long the oldest ready job has been there.", age))
     for label in _LABELS:
         for row in rows:

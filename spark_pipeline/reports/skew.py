@@ -39,7 +39,11 @@ def compute(job: Job) -> Result:
         shards = _shards(grown, job.view("segments"))
         hot = _hottest(grown)
     skew = {name: _skew([row[name] for row in shards]) for name in _MEASURES}
-    summary = {"shards": shards, "written_since_ms": since_ms, "skew": skew}
+    summary: dict[str, Any] = {"shards": len(shards)}
+    for name in _MEASURES:
+        summary[name] = sum(row[name] for row in shards)
+        summary |= {f"{name}_{ratio}": value for ratio, value in skew[name].items()}
+    summary |= {"written_since_ms": since_ms, "by_shard": shards}
     return Result(
         summary=summary,
         findings=_findings(shards, skew, hot),

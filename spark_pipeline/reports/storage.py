@@ -45,12 +45,15 @@ def compute(job: Job) -> Result:
     if free is not None and growth is not None and growth > 0:
         days = free / growth
     summary = {
-        **totals,
+        "disk_bytes": totals["disk_bytes"],
+        "live_bytes": totals["live_bytes"],
+        "live_records": totals["live_records"],
         "free_bytes": free,
-        "disk_size_bytes": disk,
-        "growth_bytes_per_day": growth,
-        "growth_basis": basis,
+        "daily_growth_bytes": growth,
         "days_to_full": days,
+        "growth_basis": basis,
+        "disk_size_bytes": disk,
+        **totals,
     }
     return Result(
         summary=summary,
@@ -71,14 +74,14 @@ def _files(files: DataFrame) -> dict[str, Any]:
         return F.coalesce(F.sum(F.when(condition, value)), F.lit(0)).cast("bigint")
 
     row = files.agg(
+        total(segment, F.col("file_bytes")).alias("segment_bytes"),
+        total(wal, F.col("file_bytes")).alias("wal_bytes"),
         F.count(F.when(segment, 1)).alias("segments"),
         F.count(F.when(segment & F.col("sealed"), 1)).alias("sealed_segments"),
-        total(segment, F.col("file_bytes")).alias("segment_bytes"),
         total(segment & (F.col("tier") == "hot"), F.col("file_bytes")).alias("hot_bytes"),
         total(segment & (F.col("tier") == "cold"), F.col("file_bytes")).alias("cold_bytes"),
         F.count(F.when(segment & (F.col("tier") == "cold"), 1)).alias("cold_segments"),
         F.count(F.when(wal, 1)).alias("wal_files"),
-        total(wal, F.col("file_bytes")).alias("wal_bytes"),
         total(segment, F.col("live_bytes")).alias("segment_live_bytes"),
         total(segment & deleted & ~dead, gone).alias("deleted_bytes"),
         total(segment & dead & ~deleted, gone).alias("dead_bytes"),
@@ -183,7 +186,7 @@ def _findings(summary: dict[str, Any]) -> list[Finding]:
     taken, live = units.bytes_text(summary["disk_bytes"]), units.bytes_text(summary["live_bytes"])
     records = amounts.several(summary["live_records"], "live record")
     found = [Finding("ok", f"The folder takes {taken}; its {records} count for {live}.")]
-    free, growth, days = summary["free_bytes"], summary["growth_bytes_per_day"], summary["days_to_full"]
+    free, growth, days = summary["free_bytes"], summary["daily_growth_bytes"], summary["days_to_full"]
     if free is None:
         found.append(Finding("notice", "How much space is left is not known: the driver does not see the folder."))
     elif growth is None:
@@ -291,7 +294,7 @@ def _metrics(summary: dict[str, Any]) -> list[Metric]:
         found.append(Metric("storage_gone_records", text, summary[f"{name}_records"], {"why": name}))
     gone = summary["deleted_bytes"] + summary["dead_bytes"] + summary["deleted_or_dead_bytes"]
     found.append(Metric("storage_gone_bytes", "What records count for that are gone but still lie in segments.", gone))
-    free, growth, days = summary["free_bytes"], summary["growth_bytes_per_day"], summary["days_to_full"]
+    free, growth, days = summary["free_bytes"], summary["daily_growth_bytes"], summary["days_to_full"]
     if free is not None:
         found.append(Metric("storage_free_bytes", "Free space of the data folder's disk.", free))
     if growth is not None:

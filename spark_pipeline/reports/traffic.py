@@ -49,12 +49,12 @@ def compute(job: Job) -> Result:
         silent = by_topic.filter((F.col("day_records") == 0) & (F.col("usual_records") > 0))
         fallen_silent = silent.count()
         silent_names = [row["topic"] for row in silent.orderBy(F.desc("usual_records"), "topic").limit(5).collect()]
-    summary = {**totals, **unseen, "silent_topics": fallen_silent}
+    summary = {**totals, "silent_topics": fallen_silent, **unseen}
     return Result(
         summary=summary,
         findings=_findings(summary, silent_names),
         tables=[_table(top, summary["topics"])],
-        charts=_charts(hourly, span, [row["topic"] for row in top[:_DRAWN]], totals["first_hour"]),
+        charts=_charts(hourly, span, [row["topic"] for row in top[:_DRAWN]], totals["first_hour_ms"]),
         metrics=_metrics(summary, top),
     )
 
@@ -113,22 +113,26 @@ def _by_topic(hourly: DataFrame, span: Window) -> DataFrame:
 
 
 def _totals(by_topic: DataFrame, span: Window) -> dict[str, Any]:
-    names = ["records", "bytes", "day_records", "day_bytes", "week_records", "week_bytes"]
+    names = ["day_records", "day_bytes", "week_records", "week_bytes", "records", "bytes"]
     row = by_topic.agg(
-        F.count("*").alias("topics"),
-        F.min("first_hour").alias("first_hour"),
         *(F.coalesce(F.sum(name), F.lit(0)).cast("bigint").alias(name) for name in names),
+        F.count("*").alias("topics"),
+        F.min("first_hour").alias("first_hour_ms"),
     ).first()
     assert row is not None  # an aggregate of all rows
-    totals: dict[str, Any] = row.asDict()
-    totals["usual_records"] = totals["usual_bytes"] = totals["change_percent"] = None
-    if totals["first_hour"] is not None:
-        days = (span.day_ms - max(span.week_ms, totals["first_hour"])) / DAY_MS
+    totals: dict[str, Any] = {
+        "change_percent": None,
+        "usual_day_records": None,
+        "usual_day_bytes": None,
+        **row.asDict(),
+    }
+    if totals["first_hour_ms"] is not None:
+        days = (span.day_ms - max(span.week_ms, totals["first_hour_ms"])) / DAY_MS
         if days >= 1:
-            totals["usual_records"] = totals["week_records"] / days
-            totals["usual_bytes"] = totals["week_bytes"] / days
-        if totals["usual_records"]:
-            totals["change_percent"] = (totals["day_records"] / totals["usual_records"] - 1) * 100
+            totals["usual_day_records"] = totals["week_records"] / days
+            totals["usual_day_bytes"] = totals["week_bytes"] / days
+        if totals["usual_day_records"]:
+            totals["change_percent"] = (totals["day_records"] / totals["usual_day_records"] - 1) * 100
     return totals
 
 

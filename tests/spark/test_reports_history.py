@@ -65,7 +65,7 @@ def test_a_day_is_compared_with_the_week_before(play: Play, frames: Frames) -> N
     frames.rows = {"records": records("t", sorted([*older, *week, *day])), "topics": [topic("t", 43)]}
     summary = play.run(traffic, now_ms=NOW).summary
     assert (summary["day_records"], summary["week_records"], summary["records"]) == (6, 28, 43)
-    assert summary["usual_records"] == pytest.approx(4)
+    assert summary["usual_day_records"] == pytest.approx(4)
     assert summary["change_percent"] == pytest.approx(50)
 
 
@@ -130,7 +130,7 @@ def test_growth_is_what_the_folder_grew(play: Play, frames: Frames, tmp_path: Pa
     play.run(storage, now_ms=NOW - 2 * DAY_MS)
     frames.rows["segments"] = [segment(), segment(file_bytes=2_000_000)]
     result = play.run(storage, now_ms=NOW)
-    assert result.summary["growth_bytes_per_day"] == pytest.approx(1_000_000)
+    assert result.summary["daily_growth_bytes"] == pytest.approx(1_000_000)
     assert result.summary["growth_basis"] == "size of earlier runs"
     disk = os.statvfs(tmp_path)
     days = disk.f_bavail * disk.f_frsize / 1_000_000
@@ -145,7 +145,7 @@ def test_a_folder_that_shrinks_is_never_full(play: Play, frames: Frames) -> None
     play.run(storage, now_ms=NOW - 2 * DAY_MS)
     frames.rows["segments"] = [segment()]
     result = play.run(storage, now_ms=NOW)
-    assert result.summary["growth_bytes_per_day"] < 0
+    assert result.summary["daily_growth_bytes"] < 0
     assert result.summary["days_to_full"] is None
     assert any("not growing" in text for text in findings(result, "ok"))
 
@@ -154,7 +154,7 @@ def test_without_history_growth_is_what_was_written(play: Play, frames: Frames) 
     times = [TODAY - 4 * DAY_MS] * 6 + [TODAY - 1] * 2 + [TODAY] * 100
     frames.rows = {"topics": [topic("t", 108)], "records": records("t", times, size=68)}
     result = play.run(storage, now_ms=NOW)
-    assert result.summary["growth_bytes_per_day"] == pytest.approx(8 * 100 / 4)
+    assert result.summary["daily_growth_bytes"] == pytest.approx(8 * 100 / 4)
     assert result.summary["growth_basis"] == "records written before today"
 
 
@@ -214,7 +214,7 @@ def test_an_ack_finds_a_claim_of_an_earlier_run(play: Play, frames: Frames) -> N
     assert (second["wait_p50_ms"], second["wait_jobs"]) == (600, 1), "a wait was counted again"
     assert (second["acked"], second["ready"], second["in_flight"]) == (2, 0, 0)
     third = play.run(queues, now_ms=NOW + 2_000).summary
-    assert {**third, "oldest_ready_ms": None} == {**second, "oldest_ready_ms": None}
+    assert {**third, "oldest_ready_since_ms": None} == {**second, "oldest_ready_since_ms": None}
 
 
 def test_a_job_that_left_the_disk_has_no_known_wait(play: Play, frames: Frames) -> None:
@@ -271,7 +271,7 @@ def test_who_holds_what_now(play: Play, frames: Frames) -> None:
     assert (row["in_flight"], row["delayed"], row["ready"]) == (len(in_flight), len(delayed), len(ready))
     assert row["oldest_ready"] == NOW - 1_000
     assert result.summary["claimed"] == 8
-    assert result.summary["oldest_ready_ms"] == NOW - 1_000
+    assert result.summary["oldest_ready_since_ms"] == NOW - 1_000
 
 
 def test_old_days_leave_the_week(play: Play, frames: Frames) -> None:
@@ -364,8 +364,8 @@ def test_skew_looks_back_a_week(play: Play, frames: Frames) -> None:
         play.run(skew, now_ms=NOW - days * DAY_MS)
     frames.rows["topics"] = heads(9_500, 3_000)
     result = play.run(skew, now_ms=NOW)
-    assert [row["written"] for row in result.summary["shards"]] == [9_000, 1_000]
-    assert [row["topics"] for row in result.summary["shards"]] == [1, 1]
+    assert [row["written"] for row in result.summary["by_shard"]] == [9_000, 1_000]
+    assert [row["topics"] for row in result.summary["by_shard"]] == [1, 1]
     assert result.summary["written_since_ms"] == NOW - 8 * DAY_MS
     assert metrics(result, "skew_max_mean")[("written",)] == pytest.approx(1.8)
     assert any("topic is hot" in text for text in findings(result, "notice"))

@@ -182,8 +182,9 @@ def test_a_server_at_work_is_not_damaged(spark: SparkSession, tmp_path: Path) ->
         batches = 0
         with server.client() as api:
             while not done.is_set():
-                assert api.append("busy", *("z" * 800 for _ in range(20))).status == 200
-                batches += 1
+                answer = api.append("busy", *("z" * 800 for _ in range(20)))
+                assert answer.status in (200, 503), answer  # a shard that comes back meanwhile is no damage either
+                batches += answer.status == 200
         return batches
 
     try:

@@ -147,7 +147,7 @@ def test_traffic_three_days_later(play: Play, scene: Scene, written: list[Writte
     days = (now_ms - now_ms % HOUR_MS - 23 * HOUR_MS - first) / DAY_MS
     assert result.summary["day_records"] == 0
     assert result.summary["week_records"] == len(written)
-    assert result.summary["usual_records"] == pytest.approx(len(written) / days)
+    assert result.summary["usual_day_records"] == pytest.approx(len(written) / days)
     assert result.summary["change_percent"] == -100
     assert result.summary["silent_topics"] == len({record.topic for record in written})
     assert any("Silent for a day" in text for text in findings(result, "notice"))
@@ -185,7 +185,7 @@ def test_storage(play: Play, scene: Scene, written: list[Written]) -> None:
     disk = os.statvfs(scene.data_dir)
     assert summary["disk_size_bytes"] == disk.f_blocks * disk.f_frsize
     assert summary["free_bytes"] == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.05)
-    assert (summary["growth_bytes_per_day"], summary["days_to_full"]) == (None, None)
+    assert (summary["daily_growth_bytes"], summary["days_to_full"]) == (None, None)
     rows = {row["topic"]: row for row in table(result, "Largest topics")}
     for topic, state in states.items():
         assert (rows[topic]["live records"], rows[topic]["live"]) == (state["count"], state["bytes"])
@@ -401,7 +401,7 @@ def test_everything_is_whole(play: Play, scene: Scene) -> None:
     indexes = list((scene.data_dir / "topics").glob("*/*.idx"))
     assert result.summary["files"] == len(data) + len(log_files)
     assert result.summary["bytes"] == sum(path.stat().st_size for path in [*data, *log_files, *indexes])
-    assert [row["shard"] for row in result.summary["shards"]] == [0, 1]
+    assert [row["shard"] for row in result.summary["by_shard"]] == [0, 1]
     assert result.summary["orphans"] == 0
 
 
@@ -423,7 +423,7 @@ def test_skew(play: Play, scene: Scene) -> None:
         sums["records"] += len(records)
         sums["bytes"] += sum(len(record.data) + 32 for record in records)
         sums["written"] += records[-1].seq
-    for row in result.summary["shards"]:
+    for row in result.summary["by_shard"]:
         sums = expected[row["shard"]]
         for name in ("topics", "records", "bytes", "written"):
             assert row[name] == sums[name], (row["shard"], name)
@@ -444,7 +444,7 @@ def test_skew(play: Play, scene: Scene) -> None:
         100 * scene.truth.states["orders"]["head_seq"] / expected[shard_of("orders")]["written"]
     )
     again = play.run(skew, now_ms=scene.now_ms + 1)
-    assert [row["written"] for row in again.summary["shards"]] == [0, 0]
+    assert [row["written"] for row in again.summary["by_shard"]] == [0, 0]
     assert again.summary["written_since_ms"] == scene.now_ms
 
 
