@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,36 @@ def test_freed_log_files_go_with_the_next_snapshot(shard: Shard) -> None:
     shard.delete("t", before_seq=10**6)
     steps(shard)
     assert len(shard.engine.wal.files) == 1
+
+
+def test_a_log_file_that_is_being_synced_is_not_closed_under_the_syncer(shard: Shard) -> None:
+    shard.append("t", records(1))
+    shard.sync()
+    gate, reached = threading.Event(), threading.Event()
+    sync = shard.disk.sync
+
+    def held(fd: int) -> None:
+        if threading.current_thread().name == "syncer":
+            reached.set()
+            assert gate.wait(30)
+            os.fstat(fd)  # a closed one fails here, one that was used again would not
+        sync(fd)
+
+    shard.disk.sync = held  # type: ignore[method-assign]
+    while len(shard.engine.wal.files) < 3:
+        shard.append("t", [Record(b'"' + b"x" * 900 + b'"')])
+    if not shard.syncer.busy:
+        shard.engine.commit.sync_now()
+    assert reached.wait(30)
+    at_work = [file.path for file in shard.engine.wal.syncing]
+    shard.engine.topics["t"].delete_before(10**6)  # nothing reads from the log any more
+    shard.mover.checkpoint()
+    shard.mover.wait()
+    assert all(os.path.exists(path) for path in at_work)
+    gate.set()
+    shard.engine.commit.synced(shard.syncer.wait())
+    steps(shard)
+    assert len(shard.engine.wal.files) == 1, "they go once they are synced"
 
 
 def test_many_small_tails_are_moved_when_the_log_grows_too_long(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

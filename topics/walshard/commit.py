@@ -350,8 +350,8 @@ class Commit:
 
     def sync_now(self) -> None:
         self.sync_due_ns = None
-        unsynced = [file.fd for file in self.wal.files if file.last_lsn > self.wal.synced_lsn]
-        self.syncer.request(unsynced, self.wal.written_lsn)
+        self.wal.syncing = [file for file in self.wal.files if file.last_lsn > self.wal.synced_lsn]
+        self.syncer.request([file.fd for file in self.wal.syncing], self.wal.written_lsn)
 
     def wait_for_sync(self, reply_to: ReplyTo, build: Callable[[int], bytes]) -> None:
         """Answer when everything written so far is on the platter; build gets the microseconds waited."""
@@ -366,6 +366,7 @@ class Commit:
         if outcome.error is not None:
             raise outcome.error  # the shard stops; recovery finds what is really there
         self.wal.synced_lsn = outcome.lsn
+        self.wal.syncing = []
         self._synced_ns = time.monotonic_ns()
         self.on_sync(outcome.took_us)
         now = time.perf_counter_ns()

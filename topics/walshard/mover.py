@@ -104,6 +104,7 @@ class Mover:
         self.snapshot_lsn = snapshot_lsn
         self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
+        self._freed: list[WalFile] = []  # log files that nothing names any more
         self._flushed = False  # since the last snapshot
         self._pipe_flushed = False  # copies are in segments, but no snapshot says so yet
         self._settling: deque[_Settling] = deque()
@@ -140,6 +141,7 @@ class Mover:
         self._settle_next()
         if self.busy:
             return True
+        self._unlink_freed()
         if self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
         elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
@@ -382,8 +384,8 @@ class Mover:
                     self._files.forget(segment.path)
                     self._files.forget(index_path(segment.path))
                 self._disk.remove_dir(topic_dir(self._settings.data_dir, topic.id))
-            for file in wal.trim(covered_lsn=covered):
-                file.unlink()
+            self._freed.extend(wal.trim(covered_lsn=covered))
+            self._unlink_freed()
 
         def failed() -> None:
             """Nothing was promised: everything taken for this snapshot waits for the next."""
@@ -394,6 +396,12 @@ class Mover:
             self._old_snapshots = stale
 
         self._submit(_Job(write, finished, failed))
+
+    def _unlink_freed(self) -> None:
+        """Oldest first. One that the syncer is at waits: closed under its hands, it would fail, or sync whatever file
+        got that descriptor next."""
+        while self._freed and self._freed[0] not in self._engine.wal.syncing:
+            self._freed.pop(0).unlink()
 
     # --- settling: before a rule changes, everything made under the old one must be on disk -----------
 

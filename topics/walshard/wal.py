@@ -74,6 +74,7 @@ class Wal:
         self.older = recovered  # files before the current one, oldest first
         self.written_lsn = next_lsn - 1
         self.synced_lsn = next_lsn - 1  # recovery synced what it read
+        self.syncing: list[WalFile] = []  # those that the syncer is at
         self.frames = 0
         self.batches = 0
         self.bytes_written = 0
