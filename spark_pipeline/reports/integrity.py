@@ -44,9 +44,7 @@ _PROBLEM = ["shard", "topic", "file", "offset", "text"]
 
 
 def compute(job: Job) -> Result:
-    data_dir = getattr(job, "data_dir", None)
-    if data_dir is None:
-        return Result(summary={}, findings=[Finding("notice", "Not checked: where the folder lies is not known.")])
+    data_dir = job.data_dir
     listed = inventory.take(data_dir, now_ms=job.now_ms)
     with kept(_checked(job, data_dir, listed.entries)) as checked, kept(_problems(job, checked, listed)) as found:
         problems = found if found.isEmpty() else _confirmed(job, data_dir, found)

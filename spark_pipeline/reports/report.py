@@ -72,6 +72,7 @@ class Job(Protocol):
     spark: SparkSession
     now_ms: int  # of this run; the same for all its reports
     since_ms: int | None  # --since: leave out what is older
+    data_dir: str  # as the driver sees it
 
     def view(self, name: str, **options: str) -> DataFrame:
         """A view of the folder, pinned: all reports of a run see the same heads."""

@@ -126,11 +126,8 @@ def _by_topic(files: DataFrame, topics: DataFrame) -> DataFrame:
 
 def _space(job: Job) -> tuple[int | None, int | None]:
     """(free, whole) bytes of the disk under the folder, as the driver sees it; None if it does not."""
-    folder = getattr(job, "data_dir", None)
-    if folder is None:
-        return None, None
     try:
-        found = os.statvfs(folder)
+        found = os.statvfs(job.data_dir)
     except OSError:
         return None, None
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -183,7 +183,7 @@ def test_a_server_at_work_is_not_damaged(spark: SparkSession, tmp_path: Path) ->
         with server.client() as api:
             while not done.is_set():
                 answer = api.append("busy", *("z" * 800 for _ in range(20)))
-                assert answer.status in (200, 503), answer  # a shard that comes back meanwhile is no damage either
+                assert answer.status == 200, answer
                 batches += answer.status == 200
         return batches
 
