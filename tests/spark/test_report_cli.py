@@ -134,6 +134,19 @@ def test_thresholds_for_what_no_report_has(data_dir: Path, tmp_path: Path) -> No
     )
 
 
+def test_a_textfile_that_cannot_be_written(
+    spark: SparkSession, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, traffic=counting)
+    (tmp_path / "t.prom").mkdir()
+    done = call(
+        "--data-dir", data_dir, "--out", tmp_path / "out", "--only", "traffic", "--textfile", tmp_path / "t.prom"
+    )
+    assert done.exit_code == 1
+    assert "is a directory" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "out" / "ledger.json").exists(), "it counts all the same"
+
+
 def test_two_at_once(data_dir: Path, tmp_path: Path) -> None:
     with ledger.locked(tmp_path / "out"):
         done = call("--data-dir", data_dir, "--out", tmp_path / "out")

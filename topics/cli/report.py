@@ -1,7 +1,8 @@
 """`topics report`: reports about a data folder, computed with Spark.
 
-Where the reports are goes to stdout; progress, findings and failures to stderr. Exit codes: 0 done; 1 a report failed;
-2 the command was not understood, or there is nothing to report about; 3 a threshold was breached; 130 Ctrl-C.
+Where the reports are goes to stdout; progress, findings and failures to stderr. Exit codes: 0 done; 1 a report failed,
+or could not be written; 2 the command was not understood, or there is nothing to report about; 3 a threshold was
+breached; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ def report(
     except TopicsError as error:
         reach.notice(str(error))
         sys.exit(EXIT_REFUSED)
+    except OSError as error:  # a full disk, a folder of somebody else's
+        reach.notice(f"{error.filename or out}: {(error.strerror or str(error)).lower()}")
+        sys.exit(EXIT_FAILED)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("pyspark", "pyarrow", "py4j", "jinja2"):
