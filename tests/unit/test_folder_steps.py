@@ -143,8 +143,8 @@ def play(folder: Any, steps: list[Step]) -> None:
 FSYNC_CAP = 4
 
 
-@examples(250)
-@given(steps=st.lists(STEPS, max_size=40))
+@examples(100)
+@given(steps=st.lists(STEPS, min_size=15, max_size=40))
 # The folder shows a batch before it can be read, and a delete then makes room: nothing is evicted after all.
 @example(steps=[("put", "a", FSYNC_CAP), ("append", "a", 7), ("send", "a", 5), ("before", "a", 6)])
 def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
@@ -154,7 +154,7 @@ def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) 
 MORE = [("append", "a", 5), ("append", "b", 12), ("flush", "b"), ("checkpoint",)]
 
 
-@examples(100)
+@examples(60)
 @given(
     steps=st.lists(
         st.one_of(
@@ -162,6 +162,7 @@ MORE = [("append", "a", 5), ("append", "b", 12), ("flush", "b"), ("checkpoint",)
             st.tuples(st.just("put"), _topics, st.just(EPHEMERAL)),
             st.tuples(st.just("put"), _topics, st.just(CONFIGS[0])),
         ),
+        min_size=12,
         max_size=30,
     )
 )

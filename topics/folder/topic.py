@@ -117,7 +117,7 @@ class Topic:
         the first seq that is missing a reader can be sure that nothing will be filled in."""
         if self.pipe is None:
             return self.head_seq
-        at = max(self.flushed_seq, self.pipe.flushed_to, self.low - 1)
+        at = max(self.flushed_seq, self.pipe.flushed_to, self.low - 1, self._swept - 1)
         gone = iter(sorted([*self.holes, *self.trims]))
         hole = next(gone, None)
         for batch in self._since(self._position(at + 1)):
@@ -237,6 +237,7 @@ class Topic:
                 batch.mark_deleted_between(first, frame.before_seq - 1)
                 deleted += before - batch.live(low)
             self._swept = max(self._swept, frame.before_seq)
+            self.head_seq = max(self.head_seq, frame.before_seq - 1)
         for seq in frame.seqs or ():
             at = self._position(seq)
             if at < len(self.batches) and self.batches[at].first <= seq:
@@ -261,6 +262,7 @@ class Topic:
         self.cap_seq = max(self.cap_seq, cap_seq)
         self.ttl_seq = max(self.ttl_seq, ttl_seq)
         self.evict_floor = max(self.evict_floor, last + 1)
+        self.head_seq = max(self.head_seq, last)  # a router's copy may come and go without ever being on the disk
         self._trim()
 
     def retain(self, *, now_ms: int, columns: Callable[[Batch], Columns]) -> None:
