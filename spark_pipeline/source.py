@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import SparkContext, SparkFiles
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -260,3 +261,14 @@ def register(spark: Any) -> None:
     except AnalysisException as exc:
         if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+    _let_streams_find_py_files()
+
+
+def _let_streams_find_py_files() -> None:
+    """On the driver Spark 4.3 looks for them in a folder below the one that they are in, which nobody makes: a stream
+    would find no `spark_pipeline`. So there is one, which is the same."""
+    if SparkContext._active_spark_context is None:
+        return  # Spark Connect: the driver is elsewhere
+    link = os.path.join(SparkFiles.getRootDirectory(), "streaming_job")
+    if not os.path.lexists(link):
+        os.symlink(os.curdir, link)
