@@ -52,11 +52,12 @@ def named(folder: Folder, name: str) -> Topic:
     return topic
 
 
-def live_records(folder: Folder, topic: Topic) -> list[Seen]:
+def live_records(folder: Folder, topic: Topic, first: int = 1, last: int | None = None) -> list[Seen]:
     """From the bytes on the disk."""
     found = []
-    for batch in topic.select(1, topic.head_seq):
-        wanted = set(batch.live_seqs(topic.low))
+    last = topic.head_seq if last is None else last
+    for batch in topic.select(first, last):
+        wanted = {seq for seq in batch.live_seqs(max(first, topic.low)) if seq <= last}
         if not wanted:
             continue
         columns = folder.columns(batch)
@@ -147,6 +148,34 @@ def contents(folder: Path | str) -> dict[str, tuple[int, int, int, str]]:
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else os.fspath(path.name)
         found[str(path.relative_to(folder))] = (state.st_mode, state.st_size, state.st_mtime_ns, content)
     return found
+
+
+class Stream:
+    """Takes what is there up to disk_seq, and comes back there the next time."""
+
+    def __init__(self, data_dir: str, *topics: str) -> None:
+        self.folder = Folder(data_dir)
+        self._at = dict.fromkeys(topics, 0)
+        self._got: dict[str, dict[int, Seen]] = {name: {} for name in topics}
+
+    def look(self) -> None:
+        self.folder.look()
+        for name, at in self._at.items():
+            topic = named(self.folder, name)
+            disk_seq = topic.disk_seq
+            try:
+                records = live_records(self.folder, topic, at + 1, disk_seq)
+            except FileNotFoundError:
+                continue  # it went just now: the next look finds it elsewhere
+            self._got[name] |= {record.seq: record for record in records}
+            self._at[name] = max(at, disk_seq)
+
+    def check_end(self, told: dict[str, Told]) -> int:
+        """Everything that is there was taken, as it is; how much that was."""
+        for name, got in self._got.items():
+            for record in told[name].records:
+                assert got.get(record.seq) == record, f"{name}: {record.seq} was passed over, now at {self._at[name]}"
+        return sum(map(len, self._got.values()))
 
 
 # --- all that the API says ---------------------------------------------------------------------------

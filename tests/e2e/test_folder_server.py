@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from onlooker import (
     Api,
+    Stream,
     Told,
     assert_same,
     between,
@@ -126,6 +127,10 @@ def test_running_stopped_killed_and_with_other_shards(start_server: Start, shard
     eventually(lambda: {"sealed", "open", "flagged", "pipe", "internal"} <= features(Folder(str(server.data_dir))))
     steady(api, *folders(server, onlooker), forgetful=FORGETFUL, trimmed=TRIMMED)
     assert {"deleted", "evicted", "expired"} <= features(onlooker)
+    rules = {(rule.router, rule.source, rule.dest) for rule in onlooker.rules}
+    routers = api.must("GET", "/v0/routers")["routers"]
+    assert rules == {(each["router"], each["source"], each["dest"]) for each in routers}
+    assert len(rules) == 4
 
     # One shard dies and comes back, with the others running on.
     died = server.signal_child("shard-0")
@@ -228,6 +233,7 @@ def test_while_four_writers_write(start_server: Start) -> None:
     rng = random.Random(seed)
     writers = Writers(server.port, seed)
     onlooker = Folder(str(server.data_dir))
+    stream = Stream(str(server.data_dir), *BUSY)
     held = exact = 0
     snapshots, wals = set(), set()
     writers.start()
@@ -238,6 +244,7 @@ def test_while_four_writers_write(start_server: Start) -> None:
             names = [name for name in rng.sample(BUSY, 4)]
             before = {name: api.told(name) for name in names}
             onlooker.look()
+            stream.look()
             held += between(before, onlooker, settled(api, onlooker, names))
             newcomer = Folder(str(server.data_dir))
             between(before, newcomer, settled(api, newcomer, names))
@@ -255,7 +262,9 @@ def test_while_four_writers_write(start_server: Start) -> None:
         writers.stop()
     assert not writers.failures, writers.failures
     assert writers.done > 100
-    steady(api, onlooker, Folder(str(server.data_dir)))
+    steady(api, onlooker, stream.folder, Folder(str(server.data_dir)))
+    stream.look()
+    assert stream.check_end(api.everything()) > 1_000
     onlooker.look(now_ms=0)
     fresh = Folder(str(server.data_dir), now_ms=0)
     assert moment(onlooker) == moment(fresh)

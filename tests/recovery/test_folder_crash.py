@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
-from e2e.bustle import Writers, prepare
-from onlooker import Api, assert_same, check_leases, contents, live_records, named, steady
+from e2e.bustle import BUSY, Writers, prepare
+from onlooker import Api, Stream, assert_same, check_leases, contents, live_records, named, steady
 
 from topics.folder.view import Folder
 
@@ -58,6 +58,7 @@ def test_killed_at_any_moment(serve: Start, seed: int) -> None:
     server = serve(shards=2, env=ENV)
     api = Api(server.port)
     prepare(api)
+    stream = Stream(str(server.data_dir), *BUSY)  # through all lives
     for life in range(8 if EXHAUSTIVE else 3):
         onlooker = Folder(str(server.data_dir))
         writers = Writers(server.port, rng.randrange(1 << 32), rough=True)
@@ -66,6 +67,7 @@ def test_killed_at_any_moment(serve: Start, seed: int) -> None:
             until = time.monotonic() + rng.uniform(1.0, 3.0)
             while time.monotonic() < until:
                 onlooker.look()
+                stream.look()
         finally:
             server.kill()
             writers.stop()
@@ -75,7 +77,9 @@ def test_killed_at_any_moment(serve: Start, seed: int) -> None:
         server = serve(shards=2, env=ENV)
         api = Api(server.port)
         assert check_recovered(dead, api) > 50, f"life {life}"
-    steady(api, Folder(str(server.data_dir)))
+    steady(api, stream.folder)
+    stream.look()
+    assert stream.check_end(api.everything()) > 500
     api.close()
 
 
