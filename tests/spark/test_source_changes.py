@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from spark_pipeline import batches
 from spark_pipeline.plan import DataLoss
 from spark_pipeline.source import SlicePartition, TopicsReader, register
+from topics.folder.files import Files
 from topics.storage.manifest import MANIFEST_NAME
 
 from .sourceplay import flushed, frame, reader, rows, rows_of, snapshots
@@ -217,6 +218,32 @@ def test_only_what_was_not_read_yet_is_lost(segmented: Server) -> None:
         found.extend(row["offset"] for batch in reading for row in rows_of([batch]))  # a run may have been read ahead
     assert found == list(range(1, len(found) + 1))
     assert str(caught.value).startswith(f"topic t: records {len(found) + 1} to 350 are gone (reason: cap, ")
+
+
+def test_what_is_in_memory_when_the_next_file_is_gone_counts(
+    segmented: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two segments are read, then the cap takes them and more."""
+    planned = Planned(segmented.data_dir, minPartitions="1", failOnDataLoss="false")
+    opened: list[str] = []
+    plain = Files.open
+
+    def open_and_change(files: Files, file: str) -> int:
+        if file in planned.files:
+            opened.append(file)
+        if len(opened) == 3 and opened[-1] == file:
+            with segmented.client() as api:
+                api.put("t", cap_records=250)
+                snapshots(api)
+            planned.wait_gone(at_least=4)
+        return plain(files, file)
+
+    monkeypatch.setattr(Files, "open", open_and_change)
+    with pytest.warns(UserWarning, match=r"records \d+ to 350 are gone \(reason: cap, while they were read\)") as told:
+        found = planned.offsets()
+    first = int(str(told[0].message).split()[3])
+    assert first > 60
+    assert found == [*range(1, first), *range(351, 601)]
 
 
 def test_what_nobody_asked_for_may_go(segmented: Server) -> None:

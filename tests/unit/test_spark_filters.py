@@ -56,8 +56,8 @@ def admits(bounds: Pushed, *, topic: str, seq: int, ts_ms: int, tag: str | None)
 
 COMPARING = [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]
 seqs = st.integers(-3, 12)
-# Where a float of seconds is off by one: anywhere near now, in steps of a microsecond.
-times = st.builds(lambda ms, us: 1_794_805_542_000_000 + ms * 1_000 + us, st.integers(0, 999), st.integers(-1, 1))
+# A whole millisecond, and a microsecond before and after it. A float of seconds would miss some by one.
+times = st.builds(lambda ms, us: ms * 1_000 + us, st.integers(10**9, 2 * 10**12), st.integers(-1, 1))
 words = st.sampled_from("abc")
 predicates = st.one_of(
     st.builds(lambda kind, value: kind(("offset",), value), st.sampled_from(COMPARING), seqs),
@@ -82,6 +82,13 @@ def test_what_the_predicates_accept_is_read(
     row = {"topic": topic, "offset": seq, "timestamp": moment(ts_ms * 1_000), "key": tag}
     if all(accepted(predicate, row) for predicate in where):
         assert admits(pushed(where), topic=topic, seq=seq, ts_ms=ts_ms, tag=tag)
+
+
+@given(kind=st.sampled_from(COMPARING), ms=st.integers(10**9, 2 * 10**12), us=st.integers(-1_500, 1_500))
+def test_a_time_is_met_to_the_microsecond(kind: type[Filter], ms: int, us: int) -> None:
+    predicate = kind(("timestamp",), moment(ms * 1_000 + us))  # type: ignore[call-arg]
+    if accepted(predicate, {"timestamp": moment(ms * 1_000)}):
+        assert admits(pushed([predicate]), topic="t", seq=1, ts_ms=ms, tag=None)
 
 
 @pytest.mark.parametrize(
