@@ -104,8 +104,12 @@ def _check_names(folder: Folder, options: Options) -> None:
     }
     for option, names in given.items():
         missing = sorted(name for name in names if name not in known)
-        if missing:
-            raise OptionError(f"option {option}: there is no topic {', '.join(missing)} in {options.path}")
+        if not missing:
+            continue
+        text = f"option {option}: there is no topic {', '.join(missing)} in {options.path}"
+        if option == "subscribe" or options.fail_on_loss:
+            raise OptionError(text)
+        warnings.warn(text, stacklevel=2)  # offsets that were taken down may be of a topic that is gone by now
 
 
 def shown_name(topic: Topic) -> str:
