@@ -18,19 +18,22 @@ from typing import Any
 from e2e.client import Lost
 from e2e.server import Server, eventually
 
+# Read now: the Spark of the tests takes such variables out of the environment.
+_SEED = os.environ.get("TOPICS_TEST_SEED")
+_ROUNDS = os.environ.get("TOPICS_SPARK_ROUNDS")
 KILLS_PER_LIFE = 3  # of one process; after five in a minute it stays down
 
 
 def seed() -> int:
     """Shown when a test fails; TOPICS_TEST_SEED runs it again."""
-    chosen = int(os.environ.get("TOPICS_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    chosen = int(_SEED or random.SystemRandom().randrange(1 << 32))
     print(f"TOPICS_TEST_SEED={chosen}")
     return chosen
 
 
 def rounds(default: int) -> int:
     """TOPICS_SPARK_ROUNDS=100 for a long run."""
-    return int(os.environ.get("TOPICS_SPARK_ROUNDS") or default)
+    return int(_ROUNDS or default)
 
 
 class Stage:
