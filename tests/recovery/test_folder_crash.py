@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +23,17 @@ ENV = {**SMALL, "TOPICS_SEGMENT_MAX_AGE_MS": "300", "TOPICS_MIN_FREE_BYTES": "0"
 
 
 def looked_at(data_dir: Path, onlooker: Folder | None) -> Folder:
-    """By a newcomer and by whoever saw it alive; nothing is touched."""
+    """By a newcomer and by whoever saw it alive; nothing is touched. The look given back is at a copy, because the
+    next server removes files."""
     before = contents(data_dir)
     fresh = Folder(str(data_dir))
     if onlooker is not None:
         onlooker.look(now_ms=fresh.taken_ms)
         assert_same(onlooker, fresh)
     assert contents(data_dir) == before
-    return fresh
+    copy = tempfile.mkdtemp(prefix="dead-", dir=data_dir.parent)
+    shutil.copytree(data_dir, copy, dirs_exist_ok=True)
+    return Folder(copy)
 
 
 def check_recovered(dead: Folder, api: Api) -> int:
