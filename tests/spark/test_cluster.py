@@ -50,7 +50,7 @@ def test_a_cluster_of_two_workers(start_server: Callable[..., Server], tmp_path:
     assert answer["counts"] == {"large": 500, "small": 3}
     folders = {folder for folder, _, _ in answer["tasks"]}
     assert len(folders) == 2, folders
-    assert all("/work/" in folder for folder in folders), "executors, not the driver"
+    assert all("/work/app-" in folder for folder in folders), "executors, not the driver"
     assert all("topics.zip" in file for _, file, _ in answer["tasks"])
     assert len(answer["tasks"]) >= 6
     assert sum(count for _, _, count in answer["tasks"]) == 503
