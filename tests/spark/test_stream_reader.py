@@ -16,7 +16,7 @@ from spark_pipeline.options import OptionError
 from spark_pipeline.plan import DataLoss
 from spark_pipeline.source import TopicsSource
 
-from .sourceplay import StreamPlay, on_disk, places, said, schema_of, snapshots, stream_reader
+from .sourceplay import Row, StreamPlay, on_disk, places, said, schema_of, snapshots, stream_reader
 
 StartServer = Callable[..., Server]
 
@@ -329,18 +329,26 @@ def test_copies_are_read_when_they_are_on_the_disk(server: Server, api: Client, 
 
 
 def test_leases(server: Server, api: Client, stem: str) -> None:
+    """An event reaches the log a moment after the worker was answered."""
     query = StreamPlay(server.data_dir, view="leases", subscribePattern=stem + ".*")
     queue = make_queue(api, stem + "q")
     queue.produce(*range(5))
     assert query.drain() == []
+    events: list[Row] = []
+
+    def wait_events(count: int) -> None:
+        events.clear()
+        eventually(lambda: events.extend(query.drain()) or len(events) >= count, what=f"{count} events")
+
     queue.take(3, node="w1")
-    events = query.drain()
+    wait_events(3)
     assert [(row["queue"], row["event"], row["node"], row["seq"]) for row in events] == [
         (stem + "q", "claimed", "w1", seq) for seq in (1, 2, 3)
     ]
     queue.ack([1, 2], node="w1")
     queue.nack([3], node="w1")
-    assert [(row["event"], row["seq"]) for row in query.drain()] == [("acked", 1), ("acked", 2), ("released", 3)]
+    wait_events(3)
+    assert [(row["event"], row["seq"]) for row in events] == [("acked", 1), ("acked", 2), ("released", 3)]
     assert query.drain() == []
 
 
