@@ -20,6 +20,8 @@ from spark_pipeline.source import SlicePartition, register
 from .sourceplay import collected, flushed, frame, reader, rows, rows_of, said
 from .sourceworld import SMALL_SEGMENTS
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 
 class Scene(NamedTuple):
     data_dir: Path

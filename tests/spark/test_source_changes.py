@@ -28,6 +28,8 @@ from topics.storage.manifest import MANIFEST_NAME
 
 from .sourceplay import flushed, frame, reader, rows, rows_of, snapshots
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 StartServer = Callable[..., Server]
 SMALL = {"TOPICS_SEGMENT_MAX_EVENTS": 50, "TOPICS_WAL_FILE_BYTES": 1 << 20}
 PAD = "z" * 2_000
@@ -381,7 +383,6 @@ def test_a_query_sees_a_prefix_of_every_topic_that_is_being_written(start_server
     assert sum(writers.acked.values()) > 1_000
 
 
-@pytest.mark.timeout(400)
 def test_spark_sees_a_prefix_of_every_topic_that_is_being_written(
     spark: SparkSession, start_server: StartServer
 ) -> None:

@@ -18,6 +18,8 @@ from spark_pipeline.source import register
 
 from .sourceplay import collected, frame, rows, said
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 REMEDY = ". Start behind them, or set failOnDataLoss to false to go on without them"
 
 

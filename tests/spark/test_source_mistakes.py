@@ -22,6 +22,8 @@ from topics.storage.segment import decode_segment_header, scan_blocks
 from .sourceplay import flushed, frame, rows
 from .sourceworld import PAD, SMALL_SEGMENTS
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 STACK = re.compile(r"^\s+at [\w.$]+\(|Traceback|^  File |Caused by", re.M)
 
 

@@ -23,6 +23,8 @@ from spark_pipeline.source import PushingReader, register
 from .sourceplay import Row, flushed, frame, pieces, reader, rows_of, said
 from .sourceworld import SMALL_SEGMENTS
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 TOPICS = ("p", "q", "r")
 
@@ -163,7 +165,6 @@ def answers(session: SparkSession, scene: Scene) -> dict[str, list[tuple[str, in
     return {where: sorted(each) for where, each in found.items()}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("which", ["on", "off"])
 def test_the_rows_are_the_same_with_and_without(request: pytest.FixtureRequest, which: str, scene: Scene) -> None:
     found = answers(request.getfixturevalue(which), scene)

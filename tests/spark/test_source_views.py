@@ -24,6 +24,8 @@ from topics.storage.snapshot import TopicState, decode_snapshot, decode_topic
 from .sourceplay import Row, collected, frame, in_order, rows
 from .sourceworld import SPELLINGS, World, world
 
+pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
+
 SHARDS = 2
 
 
