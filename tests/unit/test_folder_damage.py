@@ -713,6 +713,18 @@ def test_who_has_seen_it_whole_is_told_or_knows_better(mine: Path, what: str) ->
     assert shown(folder) == good
 
 
+def test_a_log_file_that_goes_goes_for_everybody(mine: Path) -> None:
+    """The oldest one, all of whose frames the snapshot covers: it might have been of no use any more, so a newcomer
+    can't tell that it is missing. Who has read it before does not go on with batches that nobody can read."""
+    folder = Folder(str(mine), now_ms=NOW_MS)
+    gone = wals(mine)[0]
+    assert any(batch.file.endswith(gone.name) for topic in folder.topics for batch in topic.batches)
+    gone.unlink()
+    folder.look(now_ms=NOW_MS)
+    assert shown(folder) == shown(Folder(str(mine), now_ms=NOW_MS))
+    assert not any(batch.file.endswith(gone.name) for topic in folder.topics for batch in topic.batches)
+
+
 # --- the end of the log ------------------------------------------------------------------------------
 
 
@@ -755,9 +767,9 @@ def test_the_tail_that_a_power_cut_left_is_no_damage(whole: Path, tmp_path: Path
 def test_a_power_cut_does_not_excuse_what_was_synced(mine: Path, which: int) -> None:
     path = wals(mine)[0]
     frame = frames_of(path)[which]
-    flip(path, frame.offset + 60)
     for each in wals(mine):
         another_boot(each)
+    flip(path, frame.offset + 60)
     assert f"offset {frame.offset}" in str(refused(mine))
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from folderplay import newcomer, stored_records, write_manifest
 from model import Record, Shard
@@ -305,6 +306,14 @@ def moves_payloads(shard: Shard) -> Iterator[None]:
     yield
 
 
+def clears_the_capped_one(shard: Shard) -> Iterator[None]:
+    """Its records have to be read to know which of them the cap took."""
+    shard.delete("u", before_seq=10_000)
+    yield
+    shard.checkpoint()
+    yield
+
+
 def goes_on(shard: Shard) -> Iterator[None]:
     """The log grows over several files."""
     for _ in range(6):
@@ -340,7 +349,15 @@ def dies_and_starts(shard: Shard) -> Iterator[None]:
     yield
 
 
-DOINGS = [tidies_up, moves_payloads, goes_on, drops_and_makes_again, stops_and_starts, dies_and_starts]
+DOINGS = [
+    tidies_up,
+    moves_payloads,
+    clears_the_capped_one,
+    goes_on,
+    drops_and_makes_again,
+    stops_and_starts,
+    dies_and_starts,
+]
 
 
 @pytest.mark.parametrize("doing", DOINGS)
@@ -406,6 +423,16 @@ def test_a_batch_is_read_after_its_file_went(tmp_path: Path) -> None:
     (moved,) = named(folder, "t").select(batch.first, batch.first)
     assert not moved.wal
     assert folder.columns(moved).data()[batch.first - moved.first :][: batch.count] == expected
+
+
+def test_other_records_than_those_that_were_planned(tmp_path: Path) -> None:
+    """A good batch where another one was: the file is not the one that was looked at."""
+    folder = newcomer(filled(tmp_path))
+    for topic in folder.topics:
+        for batch in topic.batches:
+            for other in ({"first": batch.first + 1}, {"count": batch.count + 1}):
+                with pytest.raises(CorruptData, match=f"{batch.file}.*offset {batch.offset}"):
+                    folder.columns(msgspec.structs.replace(batch, **other))
 
 
 # --- stable views ------------------------------------------------------------------------------------

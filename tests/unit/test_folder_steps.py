@@ -241,6 +241,19 @@ def test_a_segment_that_nobody_needs_any_more_goes(tmp_path: Any) -> None:
     assert here.onlooker.topics[0].segments[0].first_seq == 25
 
 
+def test_the_clock_of_the_shard_counts_where_it_is_ahead(tmp_path: Any) -> None:
+    """It never goes back; the machine's may."""
+    here = Play(tmp_path)
+    here.do(("put", "a", TopicConfig(ttl_ms=1_000)))
+    here.do(("append", "a", 3))
+    here.do(("pass", 2_000))
+    here.do(("append", "a", 2))
+    here.shard.wall.set_back_ms(1_900)
+    here.check()
+    early = Folder(str(tmp_path), now_ms=here.shard.wall.wall_ms)
+    assert (early.topics[0].count, here.shard.report("a").count) == (2, 2)
+
+
 def test_a_write_that_is_taken_back_is_taken_back_here_too(tmp_path: Any) -> None:
     """A failed write is cut off, and its numbers go to another one: whoever saw the first must not keep it."""
     here = Play(tmp_path)

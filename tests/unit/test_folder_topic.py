@@ -11,7 +11,7 @@ from topics.folder.batch import Batch
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns, pack
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, TopicFrame
+from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
 from topics.storage.format import DELETED
 
 
@@ -89,6 +89,41 @@ def test_a_gap_is_named_by_what_made_it() -> None:
     assert (one.evicted_total, one.expired_total) == (3, 2)
 
 
+def test_seqs_that_were_promised_and_never_seen() -> None:
+    one = topic()
+    one.append(batch(1, 3))
+    one.head(3)
+    assert (one.head_seq, one.holes) == (3, [])
+    one.head(9)
+    assert (one.head_seq, one.holes, one.lost, one.earliest_seq) == (9, [(4, 9)], 6, 1)
+    one.append(batch(10))
+    one.head(12)
+    assert (one.head_seq, one.holes, one.disk_seq) == (12, [(4, 9), (11, 12)], 12)
+    # Routers' copies are in no frame: where some may be nobody is told of a loss.
+    one.configure(TopicFrame("t", TopicConfig(), 0, 0, pipe=PipeFrame(9, 0)))
+    one.head(20)
+    one.append(batch(25))
+    assert (one.head_seq, one.holes, one.disk_seq) == (25, [(4, 9), (11, 12)], 12)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_what_was_evicted_is_not_deleted_again(fresh: bool) -> None:
+    """A delete of everything below a seq finds only what caps and TTL had left."""
+    one = topic()
+    one.append(batch(1, 4))
+    one.append(batch(5, 6))
+    if not fresh:  # a snapshot has it all already
+        one.configure(TopicFrame("t", TopicConfig(), 0, 0, cap_seq=9))
+    one.delete(DeleteFrame(before_seq=8, cap_seq=5, ttl_seq=2), fresh=fresh)
+    flags = [each.deleted(index) for each in one.batches for index in range(each.count)]
+    assert [seq for seq, deleted in enumerate(flags, 1) if deleted] == [6, 7]
+    assert one.deleted_total == (2 if fresh else 0)
+    assert (one.count, one.evict_floor) == ((3, 6) if fresh else (1, 10))
+    one.delete(DeleteFrame(before_seq=9, cap_seq=5), fresh=fresh)
+    assert one.batches[1].deleted(3)
+    assert one.count == (2 if fresh else 1)
+
+
 def test_the_batches_of_a_range() -> None:
     one = topic()
     for first in (1, 5, 20):
@@ -119,6 +154,8 @@ def test_caps_and_ages_are_worked_out_anew_each_time() -> None:
     assert one.count == 2, "a record is as old as it may be"
     one.retain(now_ms=26, columns=unread)
     assert (one.count, one.earliest_seq, one.expired_total) == (0, 5, 3)
+    one.retain(now_ms=24, columns=unread)
+    assert (one.count, one.expired_total) == (2, 1), "as of a time before"
 
 
 def test_bytes_are_read_only_where_a_batch_is_cut() -> None:
