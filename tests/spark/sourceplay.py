@@ -7,13 +7,14 @@ process: what Spark adds is the way to the executors and back.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from e2e.client import Client
+from e2e.client import Answer, Client
 from e2e.routing import SHARDS, name_on
 from e2e.server import eventually
 from pyspark.sql import DataFrame, SparkSession
@@ -140,13 +141,23 @@ class _Diff(msgspec.Struct):
     tombstone: dict[str, Any] | None
 
 
+def patient_diff(api: Client, topic: str, at: int) -> Answer:
+    """A page of a topic; after a restart, copies may have to be made again first."""
+    until = time.monotonic() + 30
+    while True:
+        answer = api.diff(topic, at, limit=1_000, include_tags=True, include_meta=True)
+        if answer.status != 503 or time.monotonic() > until:
+            return answer
+        time.sleep(0.05)
+
+
 def said(api: Client, topic: str) -> tuple[list[Row], list[Row]]:
     """(live records with all their headers, tombstones) of a topic, over HTTP; data and meta verbatim."""
     found: list[Row] = []
     lost: list[Row] = []
     at = 0
     while True:
-        answer = api.diff(topic, at, limit=1_000, include_tags=True, include_meta=True)
+        answer = patient_diff(api, topic, at)
         assert answer.status == 200, answer
         page = msgspec.json.decode(answer.raw, type=_Diff)
         if page.tombstone is not None:
