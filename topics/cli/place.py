@@ -1,5 +1,9 @@
-"""Which data folder a verb looks at, and what the verbs that look at one have in common: --data-dir, --json, failures
-in one line, amounts as people read them.
+"""Which data folder a verb looks at, and what the verbs that look at one have in common: --data-dir, --config, --json,
+failures in one line, amounts as people read them.
+
+The folder is the one that `topics serve` would use: --data-dir, else TOPICS_DATA_DIR, else data_dir of the file that
+--config or TOPICS_CONFIG names, else ./topics-data. Of that file nothing else matters here, and nothing else in it can
+keep somebody from looking.
 
 Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command was not understood; 130 Ctrl-C.
 """
@@ -8,10 +12,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -19,16 +23,52 @@ import msgspec
 from topics import settings
 from topics.actors.datadir import LockInfo, read_lock_info
 from topics.cli.reach import EXIT_INTERRUPTED
-from topics.errors import ServerNotRunning, TopicsError
+from topics.errors import ServerNotRunning, SettingsError, TopicsError
 from topics.folder.topic import Topic
 from topics.folder.view import Folder
 
-data_dir_option = click.option("--data-dir", metavar="DIR", help="The data folder (TOPICS_DATA_DIR; ./topics-data).")
+_CONFIG = "topics.config"  # in the context: the file that --config names
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    ctx.meta[_CONFIG] = value
+
+
+def data_dir_option(command: Decorated) -> Decorated:
+    """--data-dir, and --config to find it; the command gets `data_dir`, for `folder_name`."""
+    config = click.option(
+        "--config",
+        metavar="FILE",
+        callback=_remember,
+        expose_value=False,
+        is_eager=True,
+        help="A TOML file that says where the data folder is (TOPICS_CONFIG).",
+    )
+    data_dir = click.option(
+        "--data-dir",
+        metavar="DIR",
+        help="The data folder (TOPICS_DATA_DIR; else of --config; else ./topics-data).",
+    )
+    return data_dir(config(command))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def folder_name(data_dir: str | None) -> str:
-    return data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
+    if named := data_dir or os.environ.get("TOPICS_DATA_DIR"):
+        return named
+    ctx = click.get_current_context(silent=True)
+    file = (ctx.meta.get(_CONFIG) if ctx else None) or os.environ.get("TOPICS_CONFIG")
+    return (_configured(file) if file else None) or settings.Settings().data_dir
+
+
+def _configured(file: str) -> str | None:
+    found = settings.read_config(file)
+    if (value := found.values.get("data_dir")) is None and found.faults:
+        raise SettingsError(f"{found.faults[0]}; until the file is right, say where the data is with --data-dir")
+    return None if value is None else str(value)
 
 
 @contextmanager

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import click
 import msgspec
 
-from topics import settings
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
-from topics.errors import TopicsError
+from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.shm.counters import Row, State, Word
 
 
@@ -34,20 +32,24 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--data-dir", help="Of the server to look at (TOPICS_DATA_DIR; default ./topics-data).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@data_dir_option
+@json_option
 def ps(data_dir: str | None, as_json: bool) -> None:
-    """Show the processes of a running server."""
-    folder = data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
-    try:
-        listing = look(folder)
-    except TopicsError as exc:
-        click.echo(f"topics: {exc}", err=True)
-        sys.exit(1)
-    if as_json:
-        click.echo(msgspec.json.encode(listing))
-    else:
-        _print(listing)
+    """Show the processes of a running server: which run, since when, and how often they were started again.
+
+    None of them is asked, so this works while they hang.
+
+    \b
+      topics ps
+      topics ps --config /etc/topics/topics.toml
+      topics ps --json | jq -r '.processes[] | select(.restarts > 0) | .name'
+    """
+    with failures_told():
+        listing = look(folder_name(data_dir))
+        if as_json:
+            print_json(listing)
+        else:
+            _print(listing)
 
 
 def look(data_dir: str) -> Listing:

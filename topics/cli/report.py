@@ -7,7 +7,6 @@ breached; 130 Ctrl-C.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from topics import __version__, settings
+from topics import __version__
 from topics.cli import reach
+from topics.cli.place import data_dir_option, folder_name
 from topics.errors import TopicsError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 
 
 @click.command()
-@click.option("--data-dir", help="Folder of the server to report about (TOPICS_DATA_DIR; default ./topics-data).")
+@data_dir_option
 @click.option("--snapshot", metavar="DIR", help="A snapshot of it instead: see `topics snapshot`.")
 @click.option("--out", default="topics-reports", show_default=True, metavar="DIR", help="Where the reports go.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this report; may be given several times.")
@@ -85,8 +85,8 @@ def report(
     """
     if data_dir is not None and snapshot is not None:
         raise click.UsageError("Give --data-dir or --snapshot, not both.")
-    folder = snapshot or data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
     try:
+        folder = snapshot or folder_name(data_dir)
         sys.exit(_list() if listing else _run(folder, out, only, since, master, thresholds, textfile, fresh))
     except TopicsError as error:
         reach.notice(str(error))

@@ -13,14 +13,13 @@ import errno
 import os
 import re
 import shutil
-import sys
 import time
 from datetime import UTC, datetime
 
 import click
 import msgspec
 
-from topics import settings
+from topics.cli.place import data_dir_option, fail, failures_told, folder_name, json_option
 from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.holdings import Holding, holdings
@@ -64,16 +63,14 @@ def snapshot() -> None:
     """
 
 
-_data_dir = click.option("--data-dir", help="Of the server (TOPICS_DATA_DIR; default ./topics-data).")
 _dir = click.option("--dir", "place", help="Where snapshots are kept (default: snapshots in the data folder).")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @snapshot.command()
 @click.argument("name", required=False)
-@_data_dir
+@data_dir_option
 @_dir
-@_json
+@json_option
 def create(name: str | None, data_dir: str | None, place: str | None, as_json: bool) -> None:
     """Make a snapshot of the folder as it is now. NAME is the time unless it is given.
 
@@ -86,9 +83,9 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
     try:
         made = make(source, place, name)
     except TopicsError as exc:
-        _fail(str(exc))
+        fail(str(exc))
     except OSError as exc:
-        _fail(f"can't make the snapshot: {exc.filename or place}: {exc.strerror}")
+        fail(f"can't make the snapshot: {exc.filename or place}: {exc.strerror}")
     if as_json:
         click.echo(msgspec.json.encode(made))
     else:
@@ -99,13 +96,14 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
 
 
 @snapshot.command("ls")
-@_data_dir
+@data_dir_option
 @_dir
-@_json
+@json_option
 def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
     """List snapshots, and the space that removing each would give back."""
     _, place = _places(data_dir, place)
-    found = listed(place)
+    with failures_told():
+        found = listed(place)
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -129,23 +127,24 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
 
 @snapshot.command("rm")
 @click.argument("names", nargs=-1, required=True)
-@_data_dir
+@data_dir_option
 @_dir
 def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
     """Remove snapshots. The data folder keeps what it has."""
     _, place = _places(data_dir, place)
-    for name in names:
-        path = os.path.join(place, name)
-        if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
-            _fail(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
-        # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
-        os.unlink(os.path.join(path, MANIFEST_NAME))
-        for entry in os.listdir(path):
-            if entry != SNAPSHOT_NOTE:
-                whole = os.path.join(path, entry)
-                shutil.rmtree(whole) if os.path.isdir(whole) else os.unlink(whole)
-        shutil.rmtree(path)
-        click.echo(f"removed {name}")
+    with failures_told():
+        for name in names:
+            path = os.path.join(place, name)
+            if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
+                fail(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
+            # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
+            os.unlink(os.path.join(path, MANIFEST_NAME))
+            for entry in os.listdir(path):
+                if entry != SNAPSHOT_NOTE:
+                    whole = os.path.join(path, entry)
+                    shutil.rmtree(whole) if os.path.isdir(whole) else os.unlink(whole)
+            shutil.rmtree(path)
+            click.echo(f"removed {name}")
 
 
 def make(data_dir: str, place: str, name: str) -> Snapshot:
@@ -258,10 +257,6 @@ def _own_bytes(path: str) -> int:
 
 
 def _places(data_dir: str | None, place: str | None) -> tuple[str, str]:
-    folder = data_dir or os.environ.get("TOPICS_DATA_DIR") or settings.Settings().data_dir
+    with failures_told():
+        folder = folder_name(data_dir)
     return folder, place or os.path.join(folder, "snapshots")
-
-
-def _fail(text: str) -> None:
-    click.echo(f"topics: {text}", err=True)
-    sys.exit(1)
