@@ -30,7 +30,7 @@ def holdings(folder: Folder) -> Iterator[Holding]:
             yield Holding(files.relative(shard.snapshot))
         for wal in shard.wals:
             yield Holding(wal.file, wal.end if wal is shard.wals[-1] else None)
-        for topic in shard.topics.values():
+        for topic in [*shard.topics.values(), *shard.dropped]:
             home = files.relative(topic_dir(files.data_dir, topic.id))
             for segment in topic.segments:
                 file = os.path.join(home, segment_name(segment.first_seq))

@@ -26,7 +26,7 @@ import msgspec
 from topics.errors import CorruptData
 from topics.folder.files import Files, Superseded, reading
 from topics.storage.format import CHECKSUM, FILE_HEADER_BYTES, FRAME_HEADER, frame_bytes
-from topics.storage.frames import Frame, decode_frame, decode_wal_header, find_frame_after
+from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, find_frame_after
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.storage.recovery import TailVerdict, judge_tail
 
@@ -187,7 +187,7 @@ class Log:
         """Of a place that should be a frame. What a snapshot covers had been synced: no power cut took that."""
         before = self.last_lsn or self._covered
         covered = self.last_lsn < self._covered and (self.last_lsn > 0 or wal.number <= self._file_no)
-        return judge_tail(last_lsn=before, rubbish=True, later=later, same_boot=covered or _same_boot(wal))
+        return judge_tail(last_lsn=before, rubbish=True, later=later, same_boot=covered or same_boot(wal))
 
     def _judge(self, wal: WalFile, fd: int, *, sure: bool) -> bool:
         """There is something behind the last frame. False: look again, a write is or was under way."""
@@ -233,10 +233,10 @@ def _find_data(fd: int, start: int) -> bool:
         at += len(piece)
 
 
-def _same_boot(wal: WalFile) -> bool:
+def same_boot(wal: WalFile) -> bool:
     """Whether what this machine wrote can't be missing. Elsewhere nobody can tell; a file of another machine counts as
-    one that lived through a power cut."""
-    return wal.boot_id == _boot_id()
+    one that lived through a power cut, unless it was put in place whole."""
+    return wal.boot_id in (WHOLE, _boot_id())
 
 
 @cache

@@ -45,6 +45,7 @@ class Shard:
         self.number = number
         self.layout = layout
         self.topics: dict[int, Topic] = {}
+        self.dropped: list[Topic] = []  # since the snapshot, which names their segments: whoever reads it wants them
         self.snapshot: str | None = None  # the file
         self.covered = 0  # its last frame
         self.clean = False
@@ -201,8 +202,8 @@ class Shard:
             if fresh:
                 self._configure(topic, frame)
         elif kind == FrameType.DROP:
-            if fresh:
-                self.topics.pop(frame.topic_id, None)
+            if fresh and topic is not None:
+                self.dropped.append(self.topics.pop(frame.topic_id))
         else:
             raise FormatError(f"frame type {kind} is unknown; upgrade topics")
 

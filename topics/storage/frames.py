@@ -31,6 +31,7 @@ Readable = bytes | memoryview | mmap.mmap
 _pack_header = FRAME_HEADER.pack
 _pack_checksum = CHECKSUM.pack
 _PADDING = [bytes(n) for n in range(8)]
+WHOLE = b"\xff" * 16  # a boot id: the file was put in place whole and synced, so no power cut took any of it
 
 
 class WalHeader(msgspec.Struct, frozen=True):
@@ -57,6 +58,12 @@ def decode_wal_header(data: bytes, *, path: str) -> WalHeader:
     if CHECKSUM.unpack_from(data, WAL_HEADER.size)[0] != xxh3_64_intdigest(data[: WAL_HEADER.size]):
         raise CorruptData(f"{path}: header checksum fails")
     return WalHeader(shard, layout, file_no, salt, boot_id)
+
+
+def header_is_whole(data: bytes) -> bool:
+    """Whether the checksum of a WAL file's or a segment's header holds, whatever its version."""
+    at = WAL_HEADER.size
+    return len(data) >= FILE_HEADER_BYTES and CHECKSUM.unpack_from(data, at)[0] == xxh3_64_intdigest(data[:at])
 
 
 class Frame(NamedTuple):
