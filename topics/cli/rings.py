@@ -17,6 +17,7 @@ from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
 from topics.actors.rings import RingState, look_at_rings
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
+from topics.cli.tables import Column, show, wide_option
 from topics.shm.counters import Board, Word
 
 
@@ -37,8 +38,9 @@ class RingLine(msgspec.Struct, frozen=True, kw_only=True):
     help="Time between the two looks that tell whether a ring moves (default 0.5).",
 )
 @data_dir_option
+@wide_option
 @json_option
-def rings(interval_s: float, data_dir: str | None, as_json: bool) -> None:
+def rings(interval_s: float, data_dir: str | None, wide: bool, as_json: bool) -> None:
     """Show the rings between the processes of a running server.
 
     A ring is stuck if something waits in it and its reader has taken nothing between two looks: the reader hangs, or
@@ -62,7 +64,7 @@ def rings(interval_s: float, data_dir: str | None, as_json: bool) -> None:
         if as_json:
             print_json(lines)
         else:
-            _print(lines)
+            _print(lines, wide=wide)
     sys.exit(1 if any(line.problem for line in lines) else 0)
 
 
@@ -83,33 +85,41 @@ def _line(ring: RingState, before: list[RingState], board: Board) -> RingLine:
     return RingLine(ring=ring, moved=moved, high_water=high_water, problem=problem)
 
 
-def _print(lines: list[RingLine]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+_COLUMNS = (
+    Column("ring", justify="left"),
+    Column("generation", 3),
+    Column("capacity", 5),
+    Column("depth", 1),
+    Column("reader's high", 4),
+    Column("written", 6),
+    Column("taken", 7),
+    Column("moved", 1),
+    Column("flags", 2, justify="left"),
+)
 
-    table = Table()
-    table.add_column("ring")
-    titles = ("generation", "capacity", "depth", "reader's high", "written", "taken", "moved")
-    for title in titles:
-        table.add_column(title, justify="right")
-    table.add_column("flags")
-    table.add_column("problem", style="red")
+
+def _print(lines: list[RingLine], *, wide: bool) -> None:
+    show(_COLUMNS, [_cells(line) for line in lines], wide=wide)
     for line in lines:
-        ring = line.ring
-        flags = [
-            *(["reader sleeps"] if ring.reader_sleeps else []),
-            *(["writer waits for room"] if ring.writer_waits else []),
-        ]
-        table.add_row(
-            f"{ring.writer} → {ring.reader}",
-            str(ring.generation),
-            bytes_text(ring.capacity),
-            bytes_text(ring.depth),
-            bytes_text(line.high_water),
-            str(ring.written),
-            str(ring.taken),
-            bytes_text(line.moved),
-            ", ".join(flags),
-            line.problem or "",
-        )
-    Console().print(table)
+        if line.problem:
+            click.echo(f"{line.ring.writer} → {line.ring.reader}: {line.problem}")
+
+
+def _cells(line: RingLine) -> list[str]:
+    ring = line.ring
+    flags = [
+        *(["reader sleeps"] if ring.reader_sleeps else []),
+        *(["writer waits for room"] if ring.writer_waits else []),
+    ]
+    name = f"{ring.writer} → {ring.reader}"
+    return [
+        f"[red]{name}[/]" if line.problem else name,
+        str(ring.generation),
+        bytes_text(ring.capacity),
+        bytes_text(ring.depth),
+        bytes_text(line.high_water),
+        str(ring.written),
+        str(ring.taken),
+        bytes_text(line.moved),
+        ", ".join(flags),
+    ]

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,7 @@ from topics.cli.place import (
     print_json,
     time_text,
 )
+from topics.cli.tables import Column, show, wide_option
 from topics.cli.wal import record_words, shown_records, topic_id_of
 from topics.errors import TopicsError
 from topics.folder import inventory
@@ -33,6 +34,9 @@ from topics.folder.reading import Block, Stretch, read_all, walk_segment
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, FILE_HEADER_BYTES
 from topics.storage.segment import decode_segment_header
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 @click.group()
@@ -48,9 +52,10 @@ def segment() -> None:
 @segment.command("ls")
 @click.option("--topic", metavar="NAME", help="Of this topic alone; a name, or an id of 16 hex digits.")
 @click.option("--shard", type=click.IntRange(0), help="Of this shard alone.")
+@wide_option
 @data_dir_option
 @json_option
-def ls(topic: str | None, shard: int | None, data_dir: str | None, as_json: bool) -> None:
+def ls(topic: str | None, shard: int | None, wide: bool, data_dir: str | None, as_json: bool) -> None:
     """List the segments that count, with what is live, deleted and damaged in them.
 
     Deleted are records whose flag is set; `topics shard inspect` also knows what caps and TTL took. A segment that
@@ -66,7 +71,7 @@ def ls(topic: str | None, shard: int | None, data_dir: str | None, as_json: bool
         if as_json:
             print_json(lines)
         else:
-            _print_listing(lines)
+            _print_listing(lines, wide=wide)
     sys.exit(1 if any(line["problem"] for line in lines) else 0)
 
 
@@ -127,34 +132,42 @@ def _listed(files: Files, entry: Entry) -> dict[str, Any]:
     return line
 
 
-def _print_listing(lines: list[dict[str, Any]]) -> None:
-    if not lines:
+_COLUMNS = (
+    Column("topic", justify="left", folds=True),
+    Column("segment", 5, justify="left"),
+    Column("shard", 6),
+    Column("tier", 4, justify="left"),
+    Column("seqs"),
+    Column("blocks", 7),
+    Column("records", 2),
+    Column("deleted", 3),
+    Column("on disk", 1),
+    Column("state", justify="left", folds=True),
+)
+
+
+def _print_listing(lines: list[dict[str, Any]], *, wide: bool) -> None:
+    if lines:
+        show(_COLUMNS, [_cells(line) for line in lines], wide=wide)
+    else:
         click.echo("no segments: records are in the log until there are enough of them")
-        return
-    from rich.console import Console
-    from rich.table import Table
+
+
+def _cells(line: dict[str, Any]) -> list[str | Text]:
     from rich.text import Text
 
-    table = Table()
-    table.add_column("topic")
-    table.add_column("segment")
-    for title in ("shard", "seqs", "blocks", "records", "deleted", "on disk"):
-        table.add_column(title, justify="right")
-    table.add_column("state")
-    for line in lines:
-        state = Text(line["problem"], "red") if line["problem"] else Text("sealed" if line["sealed"] else "open")
-        table.add_row(
-            Text(line["topic"]),
-            os.path.basename(line["file"]),
-            str(line["shard"]),
-            f"{line['first_seq']}..{line['last_seq']}",
-            f"{line['blocks']:,}",
-            f"{line['records']:,}",
-            f"{line['deleted']:,}",
-            bytes_text(line["disk_bytes"]),
-            state,
-        )
-    Console().print(table)
+    return [
+        Text(line["topic"]),
+        os.path.basename(line["file"]),
+        str(line["shard"]),
+        line["tier"] or "",
+        f"{line['first_seq']}..{line['last_seq']}",
+        f"{line['blocks']:,}",
+        f"{line['records']:,}",
+        f"{line['deleted']:,}",
+        bytes_text(line["disk_bytes"]),
+        Text(line["problem"], "red") if line["problem"] else Text("sealed" if line["sealed"] else "open"),
+    ]
 
 
 @segment.command()

@@ -12,6 +12,7 @@ import time
 
 import click
 
+from topics.cli import tables
 from topics.cli.place import (
     bytes_text,
     data_dir_option,
@@ -22,6 +23,7 @@ from topics.cli.place import (
     server_of,
     time_text,
 )
+from topics.cli.tables import Column, show, wide_option
 from topics.folder.files import Files
 from topics.folder.space import ShardSpace, look_at, space_of
 
@@ -37,9 +39,10 @@ def shard() -> None:
 
 @shard.command()
 @click.argument("number", type=click.IntRange(0))
+@wide_option
 @data_dir_option
 @json_option
-def inspect(number: int, data_dir: str | None, as_json: bool) -> None:
+def inspect(number: int, wide: bool, data_dir: str | None, as_json: bool) -> None:
     """Show the files of a shard, what is live in them, and why space is not coming back.
 
     A segment goes when none of its records is live; a log file when a snapshot covers it, no live record is read from
@@ -58,7 +61,7 @@ def inspect(number: int, data_dir: str | None, as_json: bool) -> None:
         if as_json:
             print_json(space)
         else:
-            _print(space, running=server_of(files.data_dir) is not None)
+            _print(space, running=server_of(files.data_dir) is not None, wide=wide)
 
 
 def _look(files: Files, number: int) -> ShardSpace:
@@ -72,12 +75,29 @@ def _look(files: Files, number: int) -> ShardSpace:
     raise AssertionError("the last try returns or raises")
 
 
-def _print(space: ShardSpace, *, running: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
+_LOGS = (
+    Column("file", justify="left", folds=True),
+    Column("on disk"),
+    Column("used", 3),
+    Column("frames", 2),
+    Column("live records", 1),
+    Column("kept by", justify="left", folds=True),
+)
+_SEGMENTS = (
+    Column("topic", justify="left", folds=True),
+    Column("first seq", 3),
+    Column("on disk"),
+    Column("live", 2),
+    Column("deleted", 1),
+    Column("dead", 1),
+    Column("kept by", justify="left", folds=True),
+)
+
+
+def _print(space: ShardSpace, *, running: bool, wide: bool) -> None:
     from rich.text import Text
 
-    console = Console()
+    console = tables.console()
     state = "running" if running else "stopped in order" if space.clean else "stopped"
     console.print(
         f"shard {space.shard}, {state}: {space.topics:,} topics, {space.records:,} live records", highlight=False
@@ -92,28 +112,20 @@ def _print(space: ShardSpace, *, running: bool) -> None:
         )
     for place in space.torn:
         console.print(f"torn: {place}: a write that is under way or was cut short", highlight=False)
-    logs = Table(title="log files", title_justify="left")
-    logs.add_column("file")
-    for title in ("on disk", "used", "frames", "live records"):
-        logs.add_column(title, justify="right")
-    logs.add_column("kept by")
-    for log in space.logs:
-        logs.add_row(
+    logs: list[list[str | Text]] = [
+        [
             os.path.basename(log.file),
             bytes_text(log.disk_bytes),
             bytes_text(log.used_bytes),
             f"{log.first_lsn}..{log.last_lsn}" if log.first_lsn else "none",
             f"{log.live:,}",
             Text(log.kept_by),
-        )
-    console.print(logs)
-    segments = Table(title="segments", title_justify="left")
-    segments.add_column("topic")
-    for title in ("first seq", "on disk", "live", "deleted", "dead"):
-        segments.add_column(title, justify="right")
-    segments.add_column("kept by")
-    for one in space.segments:
-        segments.add_row(
+        ]
+        for log in space.logs
+    ]
+    show(_LOGS, logs, wide=wide, heading="log files")
+    segments: list[list[str | Text]] = [
+        [
             Text(one.topic),
             str(one.first_seq),
             bytes_text(one.disk_bytes),
@@ -121,8 +133,11 @@ def _print(space: ShardSpace, *, running: bool) -> None:
             bytes_text(one.deleted_bytes),
             bytes_text(one.dead_bytes),
             Text(one.kept_by),
-        )
-    console.print(segments)
+        ]
+        for one in space.segments
+    ]
+    if segments:
+        show(_SEGMENTS, segments, wide=wide, heading="segments")
     disk = sum(one.disk_bytes for one in space.segments)
     live = sum(one.live_bytes for one in space.segments)
     console.print(

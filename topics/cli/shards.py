@@ -18,9 +18,11 @@ from topics.actors.datadir import LockInfo, read_lock_info
 from topics.actors.outside import open_board
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.ps import uptime_text
+from topics.cli.tables import Column, console, fitted, turned
 from topics.shm.counters import SYNC_BUCKET_COUNT, SYNC_BUCKET_US, Board, Row, State, Word
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 _LEVELS = ("calm", "coalesce", "widen", "defer", "refuse")
@@ -154,9 +156,10 @@ def shards(interval_s: float, data_dir: str | None, as_json: bool) -> None:
         if as_json:
             print_json(figures)
         else:
-            from rich.console import Console
-
-            Console().print(shard_table(figures))
+            out = console()
+            out.print(_heading(figures), highlight=False)
+            for table in shard_tables(figures, width=out.width):
+                out.print(table)
 
 
 # --- from words to figures ---------------------------------------------------------------------------
@@ -273,74 +276,105 @@ def _rate(size: float | None) -> str:
     return "" if size is None else f"{bytes_text(size)}/s"
 
 
-def shard_table(figures: Figures) -> Table:
-    from rich.table import Table
+_SHARD = (
+    Column("shard", justify="left"),
+    Column("state", justify="left", at_least=9),
+    Column("topics", 6),
+    Column("records", 5),
+    Column("bytes", 7, at_least=10),
+    Column("records/s", 1, at_least=9),
+    Column("log/s", 4, at_least=11),
+    Column("frames/write", 9),
+    Column("sync p50", 8, at_least=8),
+    Column("sync p99", 1, at_least=8),
+    Column("lsn", 12),
+    Column("backlog", 6, at_least=10),
+    Column("snapshot", 10),
+    Column("ring", 2, at_least=10),
+    Column("ring high", 11),
+    Column("restarts", 3),
+    Column("memory", 5, at_least=10),
+    Column("pressure", justify="left", at_least=8),
+)
+_PROCESS = (
+    Column("process", justify="left"),
+    Column("state", justify="left", at_least=9),
+    Column("pid", 2),
+    Column("uptime", 5),
+    Column("restarts", 2),
+    Column("memory", 1, at_least=10),
+    Column("busy", 1, at_least=5),
+    Column("lag", 1, at_least=8),
+    Column("requests/s", 3),
+    Column("connections", 6),
+    Column("ring", 4, at_least=10),
+    Column("ring high", 9),
+    Column("outbox", 7),
+    Column("refused", 8),
+    Column("heartbeat", 1, at_least=10),
+    Column("pressure", 2, justify="left"),
+)
 
-    table = Table(title=f"topics {figures.version} on {figures.address}, data in {figures.data_dir}")
-    table.add_column("shard")
-    table.add_column("state")
-    titles = (
-        *("topics", "records", "bytes", "records/s", "log/s", "frames/ write", "sync p50", "sync p99"),
-        *("lsn", "backlog", "snapshot", "ring", "ring high", "restarts", "memory"),
-    )
-    for title in titles:
-        table.add_column(title, justify="right")
-    table.add_column("pressure")
-    for each in figures.shards:
-        process = each.process
-        table.add_row(
-            process.name.removeprefix("shard-"),
-            _state(process, each.progress_permille) + (" [red]read-only[/]" if each.read_only else ""),
-            f"{each.topics:,}",
-            f"{each.records:,}",
-            bytes_text(each.bytes),
-            _number(each.records_per_s),
-            _rate(each.bytes_per_s),
-            _number(each.frames_per_write),
-            _micros(each.sync_p50_us),
-            _micros(each.sync_p99_us),
-            str(each.wal_lsn),
-            bytes_text(each.wal_backlog),
-            "" if each.snapshot_age_ms is None else f"{uptime_text(each.snapshot_age_ms)} ago",
-            bytes_text(process.ring_depth),
-            bytes_text(process.ring_high_water),
-            str(process.restarts),
-            "" if process.rss_bytes is None else bytes_text(process.rss_bytes),
-            _pressure(process.pressure),
-        )
-    return table
+
+def _heading(figures: Figures) -> str:
+    return f"topics {figures.version} on {figures.address}, data in {figures.data_dir}"
 
 
-def process_table(figures: Figures) -> Table:
-    from rich.table import Table
+def shard_tables(figures: Figures, *, width: int) -> list[Table]:
+    """Everything about the shards: a row for each, or a column for each where rows don't fit."""
+    return turned(_SHARD, [_shard_cells(each) for each in figures.shards], width=width)
 
-    table = Table()
-    table.add_column("process")
-    table.add_column("state")
-    titles = (
-        *("pid", "uptime", "restarts", "memory", "busy", "lag", "requests/s", "connections"),
-        *("ring", "ring high", "outbox", "refused", "heartbeat"),
-    )
-    for title in titles:
-        table.add_column(title, justify="right")
-    table.add_column("pressure")
-    for each in figures.processes:
-        table.add_row(
-            each.name,
-            _state(each),
-            "" if each.pid is None else str(each.pid),
-            "" if each.uptime_ms is None else uptime_text(each.uptime_ms),
-            str(each.restarts),
-            "" if each.rss_bytes is None else bytes_text(each.rss_bytes),
-            "" if each.busy_percent is None else f"{each.busy_percent:.0f} %",
-            _micros(each.loop_lag_us),
-            _number(each.requests_per_s),
-            str(each.connections),
-            bytes_text(each.ring_depth),
-            bytes_text(each.ring_high_water),
-            bytes_text(each.outbox_depth),
-            str(each.ring_full),
-            "" if each.heartbeat_age_ms is None else f"{each.heartbeat_age_ms / 1_000:.1f} s ago",
-            _pressure(each.pressure),
-        )
-    return table
+
+def screen(figures: Figures, *, width: int) -> Group:
+    """What matters most about shards and processes, a line each."""
+    from rich.console import Group
+    from rich.text import Text
+
+    of_shards, _ = fitted(_SHARD, [_shard_cells(each) for each in figures.shards], width=width, compact=True)
+    of_processes, _ = fitted(_PROCESS, [_process_cells(each) for each in figures.processes], width=width, compact=True)
+    return Group(Text(_heading(figures), overflow="fold"), of_shards, Text(""), of_processes)
+
+
+def _shard_cells(each: ShardFigures) -> list[str]:
+    process = each.process
+    return [
+        process.name.removeprefix("shard-"),
+        "[red]read-only[/]" if each.read_only and process.state == "ready" else _state(process, each.progress_permille),
+        f"{each.topics:,}",
+        f"{each.records:,}",
+        bytes_text(each.bytes),
+        _number(each.records_per_s),
+        _rate(each.bytes_per_s),
+        _number(each.frames_per_write),
+        _micros(each.sync_p50_us),
+        _micros(each.sync_p99_us),
+        str(each.wal_lsn),
+        bytes_text(each.wal_backlog),
+        "" if each.snapshot_age_ms is None else f"{uptime_text(each.snapshot_age_ms)} ago",
+        bytes_text(process.ring_depth),
+        bytes_text(process.ring_high_water),
+        str(process.restarts),
+        "" if process.rss_bytes is None else bytes_text(process.rss_bytes),
+        _pressure(process.pressure),
+    ]
+
+
+def _process_cells(each: ProcessFigures) -> list[str]:
+    return [
+        each.name,
+        _state(each),
+        "" if each.pid is None else str(each.pid),
+        "" if each.uptime_ms is None else uptime_text(each.uptime_ms),
+        str(each.restarts),
+        "" if each.rss_bytes is None else bytes_text(each.rss_bytes),
+        "" if each.busy_percent is None else f"{each.busy_percent:.0f} %",
+        _micros(each.loop_lag_us),
+        _number(each.requests_per_s),
+        str(each.connections),
+        bytes_text(each.ring_depth),
+        bytes_text(each.ring_high_water),
+        bytes_text(each.outbox_depth),
+        str(each.ring_full),
+        "" if each.heartbeat_age_ms is None else f"{each.heartbeat_age_ms / 1_000:.1f} s ago",
+        _pressure(each.pressure),
+    ]

@@ -11,21 +11,20 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import click
 
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
-from topics.cli.shards import Figures, Watched, interval_option, process_table, shard_table
+from topics.cli.shards import Figures, Watched, interval_option, screen
+from topics.cli.tables import console
 from topics.errors import ServerNotRunning
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 
 @click.command()
@@ -64,9 +63,8 @@ def _print(watched: Watched, interval_s: float, *, once: bool, as_json: bool) ->
             print_json(figures)
             sys.stdout.flush()
         else:
-            from rich.console import Console
-
-            Console().print(_screen(figures))
+            out = console()
+            out.print(screen(figures, width=out.width))
         if once:
             return
 
@@ -77,18 +75,38 @@ def _figures(watched: Watched) -> Figures:
     return watched.figures()
 
 
-def _screen(figures: Figures) -> Group:
-    from rich.console import Group
-
-    return Group(shard_table(figures), process_table(figures))
-
-
 def _live(watched: Watched, interval_s: float) -> None:
+    """A terminal that changes its size is drawn anew at once, with the figures that there are."""
     from rich.live import Live
 
-    with _keys() as keys, Live(_screen(_figures(watched)), screen=True, auto_refresh=False) as live:
-        while not _pressed(keys, interval_s):
-            live.update(_screen(_figures(watched)), refresh=True)
+    out = console()
+    figures = _figures(watched)
+    with _resized() as resized, _keys() as keys, Live(screen=True, auto_refresh=False, console=out) as live:
+        while True:
+            live.update(screen(figures, width=out.width), refresh=True)
+            match _wait(keys, resized, interval_s):
+                case "quit":
+                    return
+                case "time":
+                    figures = _figures(watched)
+
+
+@contextlib.contextmanager
+def _resized() -> Iterator[int]:
+    """A descriptor with something to read each time the terminal has another size."""
+    seen, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.signal(signal.SIGWINCH, lambda number, frame: _tell(told))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        os.close(seen)
+        os.close(told)
+
+
+def _tell(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.write(fd, b"x")
 
 
 @contextlib.contextmanager
@@ -106,15 +124,17 @@ def _keys() -> Iterator[int | None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _pressed(keys: int | None, wait_s: float) -> bool:
-    """Wait; whether q came meanwhile."""
-    if keys is None:
-        time.sleep(wait_s)
-        return False
+def _wait(keys: int | None, resized: int, wait_s: float) -> Literal["quit", "size", "time"]:
+    """What comes first: q, another size, or the end of the interval."""
     until = time.monotonic() + wait_s
+    watched = [resized] if keys is None else [resized, keys]
     while (left := until - time.monotonic()) > 0:
-        if select.select([keys], [], [], left)[0]:
-            typed = os.read(keys, 64)
+        ready = select.select(watched, [], [], left)[0]
+        if keys in ready:
+            typed = os.read(keys, 64) if keys is not None else b""
             if not typed or b"q" in typed.lower():
-                return True
-    return False
+                return "quit"
+        if resized in ready:
+            os.read(resized, 4_096)
+            return "size"
+    return "time"

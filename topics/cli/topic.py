@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -25,12 +25,17 @@ from topics.cli.place import (
     print_json,
     time_text,
 )
+from topics.cli.tables import Column, wide_option
+from topics.cli.tables import show as show_table
 from topics.client.address import parse_url
 from topics.client.http import HttpConnection
 from topics.folder.space import SegmentSpace, segments_of
 from topics.folder.topic import Topic
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +84,10 @@ def topic() -> None:
 @topic.command("ls")
 @click.option("--prefix", default="", help="Only names that begin so.")
 @click.option("--internal", is_flag=True, help="The leases logs of queues too.")
+@wide_option
 @data_dir_option
 @json_option
-def ls(prefix: str, internal: bool, data_dir: str | None, as_json: bool) -> None:
+def ls(prefix: str, internal: bool, wide: bool, data_dir: str | None, as_json: bool) -> None:
     """List topics, from the data folder.
 
     Records of ephemeral topics are on no disk: they count as none here. The same goes for copies that routers have not
@@ -101,7 +107,7 @@ def ls(prefix: str, internal: bool, data_dir: str | None, as_json: bool) -> None
         if as_json:
             print_json(found)
         elif found:
-            _print_lines(found)
+            show_table(_COLUMNS, [_cells(line) for line in found], wide=wide)
         else:
             click.echo(f"no topics in {folder.files.data_dir}" + (f" that begin with {prefix}" if prefix else ""))
 
@@ -206,32 +212,35 @@ def _shown(folder: Folder, found: Topic) -> TopicShown:
     )
 
 
-def _print_lines(found: list[TopicLine]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+_COLUMNS = (
+    Column("topic", justify="left", folds=True),
+    Column("type", 4, justify="left"),
+    Column("class", 6, justify="left"),
+    Column("shard", 5),
+    Column("records", 1),
+    Column("bytes", 2),
+    Column("earliest", 8),
+    Column("head", 3),
+    Column("segments", 7),
+    Column("last write", 3, justify="left"),
+)
+
+
+def _cells(line: TopicLine) -> list[str | Text]:
     from rich.text import Text
 
-    table = Table()
-    table.add_column("topic")
-    table.add_column("type")
-    table.add_column("class")
-    for title in ("shard", "records", "bytes", "earliest", "head", "segments"):
-        table.add_column(title, justify="right")
-    table.add_column("last write")
-    for line in found:
-        table.add_row(
-            Text(line.topic),
-            line.type,
-            line.durability,
-            str(line.shard),
-            f"{line.count:,}",
-            bytes_text(line.bytes),
-            str(line.earliest_seq),
-            str(line.head_seq),
-            str(line.segments),
-            time_text(line.last_write_ms),
-        )
-    Console().print(table)
+    return [
+        Text(line.topic),
+        line.type,
+        line.durability,
+        str(line.shard),
+        f"{line.count:,}",
+        bytes_text(line.bytes),
+        str(line.earliest_seq),
+        str(line.head_seq),
+        str(line.segments),
+        time_text(line.last_write_ms),
+    ]
 
 
 def _print_shown(shown: TopicShown) -> None:
