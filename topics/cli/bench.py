@@ -51,7 +51,13 @@ def bench(
     json_file: Path | None,
     list_only: bool,
 ) -> None:
-    """Measure this server beside Redis Streams on this machine."""
+    """Measure this server beside Redis Streams on this machine.
+
+    \b
+      topics bench --list
+      topics bench --quick --only append-100,latency
+      topics bench --dir . --json figures.json
+    """
     if list_only:
         for scenario in SCENARIOS:
             note = "  (only with --full or --only)" if scenario.only_full else ""

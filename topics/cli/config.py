@@ -32,7 +32,12 @@ def config() -> None:
 @config.command()
 @click.argument("file", required=False, metavar="[FILE]")
 def check(file: str | None) -> None:
-    """Say everything that is wrong with FILE (TOPICS_CONFIG if it is not given) and with the environment."""
+    """Say everything that is wrong with FILE (TOPICS_CONFIG if it is not given) and with the environment.
+
+    \b
+      topics config check /etc/topics/topics.toml
+      TOPICS_PORT=4001 topics config check
+    """
     path = file or os.environ.get("TOPICS_CONFIG")
     try:
         if path and (faults := read_config(path).faults):
@@ -58,6 +63,10 @@ def show(file: str | None, as_json: bool) -> None:
     """Show every setting: the value that a server started like this would use, and where it came from.
 
     API keys are counted and not shown.
+
+    \b
+      topics config show
+      topics config show --config /etc/topics/topics.toml --json | jq -r .settings.data_dir.value
     """
     try:
         found = load(os.environ, config=file)

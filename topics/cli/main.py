@@ -5,10 +5,14 @@ libraries.
 from __future__ import annotations
 
 import importlib
+import sys
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from topics import __version__
+from topics.cli.examples import with_examples
 
 # verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -
 VERBS: dict[str, str] = {
@@ -30,13 +34,35 @@ VERBS: dict[str, str] = {
     "verify": "Prove that a data folder is whole.",
     "report": "Report about a data folder: traffic, storage, queues, losses and more.",
     "bench": "Measure this machine and print the numbers.",
+    "completion": "Let bash, zsh or fish complete commands and topics.",
 }
+# The same for every verb; a verb that uses 3 says so in its --help.
+EXIT_CODES: dict[int, str] = {
+    0: "done, and nothing wrong was found",
+    1: "it could not be done, or something wrong was found; stderr says what",
+    2: "not understood, or refused to begin; stderr says why, and nothing was changed",
+    3: "report: a threshold was breached",
+    130: "Ctrl-C",
+}
+_INTERRUPTED = 130
+EPILOG = """\b
+Exit codes:
+{codes}
+
+\b
+Examples:
+  topics serve
+  topics publish jobs '{{"do": "resize"}}'
+  topics tail jobs --from 0
+  topics top
+  topics verify --deep
+""".format(codes="\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()))
 
 
 def command_of(verb: str) -> click.Command:
     name = verb.replace("-", "_")
     command: click.Command = getattr(importlib.import_module(f"topics.cli.{name}"), name)
-    return command
+    return with_examples(command)
 
 
 class Verbs(click.Group):
@@ -48,12 +74,26 @@ class Verbs(click.Group):
             return None
         return command_of(cmd_name)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=line) for name, line in VERBS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.Abort as exc:
+            if not isinstance(exc.__context__, KeyboardInterrupt):
+                raise  # somebody said no, and that is no interruption
+            sys.exit(_INTERRUPTED)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="topics", message="%(prog)s %(version)s")
 def main() -> None:
     """A persistent event engine for one machine behind a JSON HTTP API."""

@@ -56,10 +56,10 @@ def data_dir_option(command: Decorated) -> Decorated:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def folder_name(data_dir: str | None) -> str:
+def folder_name(data_dir: str | None, ctx: click.Context | None = None) -> str:
     if named := data_dir or os.environ.get("TOPICS_DATA_DIR"):
         return named
-    ctx = click.get_current_context(silent=True)
+    ctx = ctx or click.get_current_context(silent=True)
     file = (ctx.meta.get(_CONFIG) if ctx else None) or os.environ.get("TOPICS_CONFIG")
     return (_configured(file) if file else None) or settings.Settings().data_dir
 

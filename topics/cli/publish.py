@@ -26,6 +26,7 @@ from msgspec import Raw
 
 from topics import limits
 from topics.cli import reach
+from topics.cli.completion import topic_names
 from topics.client import ApiError, Client, ClientError, OutcomeUnknown, Receipt, Unreachable, connect
 from topics.client.batches import BATCH_RECORDS, BadLine, Batch, Batcher, Line, Lines, json_of, text_of
 from topics.client.client import PATIENCE_S
@@ -41,7 +42,7 @@ Parse = Callable[[Line], Raw | None]
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("records", metavar="[RECORD]...", nargs=-1)
 @click.option("--file", "path", metavar="PATH", help="Read records from a file, one per line; - is standard input.")
 @click.option("--text", is_flag=True, help="Records are plain text: each is stored as a JSON string.")

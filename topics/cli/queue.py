@@ -23,6 +23,7 @@ from msgspec import Raw
 
 from topics import limits
 from topics.cli import journal, reach
+from topics.cli.completion import topic_names
 from topics.cli.ps import uptime_text
 from topics.cli.redrive import CannotMove, DeadLetter, InDoubt, Redrive, Survey, TagGlob, Tally, survey
 from topics.cli.tail import cells, clock_text, cut, harmless
@@ -53,10 +54,10 @@ def queue() -> None:
     """Look at queues, and put dead letters back.
 
     \b
-      topics queue ls                             all queues and how full they are
-      topics queue show transcode                 one of them in detail
-      topics queue peek transcode -n 3            the oldest jobs, without leasing them
-      topics queue redrive transcode.dlq          every dead letter back to where it came from
+      topics queue ls                             # all queues and how full they are
+      topics queue show transcode                 # one of them in detail
+      topics queue peek transcode -n 3            # the oldest jobs, without leasing them
+      topics queue redrive transcode.dlq          # every dead letter back to where it came from
 
     `topics publish` adds jobs. Workers take them by HTTP or with the Python client.
     """
@@ -178,7 +179,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @json_option
 @reach.url_option
 def show(name: str, as_json: bool, url: str) -> None:
@@ -308,7 +309,7 @@ def config_rows(view: QueueView) -> list[tuple[str, str]]:
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("-n", "count", metavar="N", type=click.IntRange(1), default=10, show_default=True, help="How many.")
 @tag_option
 @click.option("--from", "from_seq", metavar="SEQ", type=click.IntRange(0), default=0, help="Begin behind this seq.")
@@ -318,10 +319,10 @@ def peek(name: str, count: int, glob: TagGlob | None, from_seq: int, as_json: bo
     """The oldest jobs of a queue, or of any topic, without leasing them.
 
     \b
-      topics queue peek transcode                 ten of them, whoever holds them
+      topics queue peek transcode                 # ten of them, whoever holds them
       topics queue peek transcode -n 5 --tag 'user:9:*'
-      topics queue peek transcode.dlq             dead letters, with where they come from
-      topics queue peek transcode --from 480101   those behind a seq
+      topics queue peek transcode.dlq             # dead letters, with where they come from
+      topics queue peek transcode --from 480101   # those behind a seq
 
     A line shows time, seq, node, tag, for a dead letter its origin, and the data.
     """
@@ -404,7 +405,7 @@ class JobPrinter:
 
 
 @queue.command()
-@click.argument("topic", metavar="DLQ")
+@click.argument("topic", metavar="DLQ", shell_complete=topic_names)
 @click.option("--to", metavar="QUEUE", help="Where to, instead of the queue that each comes from.")
 @tag_option
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Move so many at most, the oldest first.")
@@ -429,8 +430,8 @@ def redrive(
     """Put the dead letters of DLQ back into their queues.
 
     \b
-      topics queue redrive transcode.dlq --dry-run          what would go where
-      topics queue redrive transcode.dlq                    do it
+      topics queue redrive transcode.dlq --dry-run          # what would go where
+      topics queue redrive transcode.dlq                    # do it
       topics queue redrive transcode.dlq --tag 'user:9:*' --limit 10
       topics queue redrive transcode.dlq --to transcode-slow
 

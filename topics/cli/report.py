@@ -76,8 +76,8 @@ def report(
     """Report about a data folder: traffic, storage, queues, losses and more.
 
     \b
-      topics report                                   ./topics-data, into ./topics-reports
-      topics report --only queues --only letters      two of them
+      topics report                                   # ./topics-data, into ./topics-reports
+      topics report --only queues --only letters      # two of them
       topics report --thresholds limits.toml --textfile /var/lib/node_exporter/topics.prom
 
     The page is OUT/index.html; summary.json and Parquet files lie beside it. The server may run or not: nothing asks

@@ -51,7 +51,7 @@ def rings(interval_s: float, data_dir: str | None, wide: bool, as_json: bool) ->
       topics rings
       topics rings --interval 5 --json | jq '.[] | select(.problem)'
 
-    Exit codes: 0 all is well, 1 a ring is stuck or damaged, 2 usage.
+    The exit code is 1 if a ring is stuck or damaged.
     """
     with failures_told():
         board = open_board(read_lock_info(folder_name(data_dir)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from topics.cli.completion import topic_option
 from topics.cli.place import (
     bytes_text,
     data_dir_option,
@@ -50,7 +51,7 @@ def segment() -> None:
 
 
 @segment.command("ls")
-@click.option("--topic", metavar="NAME", help="Of this topic alone; a name, or an id of 16 hex digits.")
+@topic_option
 @click.option("--shard", type=click.IntRange(0), help="Of this shard alone.")
 @wide_option
 @data_dir_option
@@ -172,7 +173,7 @@ def _cells(line: dict[str, Any]) -> list[str | Text]:
 
 @segment.command()
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--topic", metavar="NAME", help="Of this topic alone; a name, or an id of 16 hex digits.")
+@topic_option
 @click.option("--shard", type=click.IntRange(0), help="Of this shard alone.")
 @click.option("--from-seq", type=click.IntRange(1), default=1, help="Blocks with this seq or later ones.")
 @click.option("--to-seq", type=click.IntRange(1), default=2**64, help="Blocks with this seq or earlier ones.")
@@ -201,7 +202,7 @@ def dump(
       topics segment dump --topic orders --from-seq 17 --to-seq 17 --records
       topics segment dump 00000000000000000001.data --json
 
-    With --json there is one object a line. Exit codes: 0 done, 1 damage was found, 2 usage.
+    With --json there is one object a line. The exit code is 1 if damage was found.
     """
     damaged = False
     with failures_told():

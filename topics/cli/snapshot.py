@@ -75,6 +75,11 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
     """Make a snapshot of the folder as it is now. NAME is the time unless it is given.
 
     On another disk than the data nothing can be linked, and everything is copied.
+
+    \b
+      topics snapshot create nightly
+      topics snapshot create --dir /mnt/other/snapshots
+      topics snapshot create nightly --json | jq .records
     """
     source, place = _places(data_dir, place)
     name = name or datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
@@ -100,7 +105,12 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
 @_dir
 @json_option
 def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
-    """List snapshots, and the space that removing each would give back."""
+    """List snapshots, and the space that removing each would give back.
+
+    \b
+      topics snapshot ls
+      topics snapshot ls --json | jq -r '.[] | select(.own_bytes > 1e9) | .snapshot.name'
+    """
     _, place = _places(data_dir, place)
     with failures_told():
         found = listed(place)
@@ -130,7 +140,12 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
 @data_dir_option
 @_dir
 def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
-    """Remove snapshots. The data folder keeps what it has."""
+    """Remove snapshots. The data folder keeps what it has.
+
+    \b
+      topics snapshot rm nightly
+      topics snapshot rm monday tuesday
+    """
     _, place = _places(data_dir, place)
     with failures_told():
         for name in names:

@@ -20,6 +20,7 @@ import trio
 from msgspec import Raw
 
 from topics.cli import reach
+from topics.cli.completion import topic_names
 from topics.client import CaughtUp, Client, Event, Position, Record, Records, Tombstone, TopicDeleted, connect
 from topics.client.durations import parse_ms
 
@@ -27,7 +28,7 @@ _PIPE_CHECK_S = 0.5
 
 
 @click.command()
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=topic_names)
 @click.option(
     "--from",
     "from_seq",
@@ -56,10 +57,10 @@ def tail(
     """Follow topics: print each record as it is written, until Ctrl-C.
 
     \b
-      topics tail jobs                            new records only
-      topics tail jobs events --since 10m         two topics, from ten minutes ago
-      topics tail jobs --from 0 --until-head      all there is, and end
-      topics tail jobs --json | jq .data          for programs
+      topics tail jobs                            # new records only
+      topics tail jobs events --since 10m         # two topics, from ten minutes ago
+      topics tail jobs --from 0 --until-head      # all there is, and end
+      topics tail jobs --json | jq .data          # for programs
 
     A line shows time, topic (if there are several), seq, node, tag and data. Lines that begin with -- tell of records
     that were evicted or expired before they could be read, and of deleted topics. A connection that is lost is made

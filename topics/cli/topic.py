@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from topics.cli import reach
+from topics.cli.completion import topic_names
 from topics.cli.place import (
     bytes_text,
     data_dir_option,
@@ -113,7 +114,7 @@ def ls(prefix: str, internal: bool, wide: bool, data_dir: str | None, as_json: b
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @data_dir_option
 @json_option
 def show(name: str, data_dir: str | None, as_json: bool) -> None:
@@ -133,7 +134,7 @@ def show(name: str, data_dir: str | None, as_json: bool) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("--if-empty", is_flag=True, help="Only if it holds no record.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @reach.url_option

@@ -45,7 +45,7 @@ def verify(deep: bool, data_dir: str | None, as_json: bool) -> None:
 
     A note loses nobody anything: a write that a crash cut short, files that the next start removes.
 
-    Exit codes: 0 whole, 1 problems, 2 usage.
+    The exit code is 1 if there are problems.
     """
     folder = folder_name(data_dir)
     if not os.path.exists(os.path.join(folder, MANIFEST_NAME)) and not os.path.isdir(topics_dir(folder)):

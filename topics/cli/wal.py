@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from topics.cli.completion import topic_option
 from topics.cli.place import (
     data_dir_option,
     fail,
@@ -91,7 +92,7 @@ def wal() -> None:
 @wal.command()
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
 @click.option("--shard", type=click.IntRange(0), help="Of this shard alone.")
-@click.option("--topic", metavar="NAME", help="Of this topic alone; a name, or an id of 16 hex digits.")
+@topic_option
 @click.option("--type", "types", multiple=True, type=click.Choice(_TYPES), help="Of this type; may be repeated.")
 @click.option("--from-seq", type=click.IntRange(1), help="Batches with this seq or later ones.")
 @click.option("--to-seq", type=click.IntRange(1), help="Batches with this seq or earlier ones.")
@@ -124,7 +125,7 @@ def dump(
       topics wal dump --type topic --type drop        # which topics came and went
       topics wal dump broken.wal --json | jq 'select(.damage)'
 
-    With --json there is one object a line. Exit codes: 0 done, 1 damage was found, 2 usage.
+    With --json there is one object a line. The exit code is 1 if damage was found.
     """
     with failures_told():
         place = folder_name(data_dir)
