@@ -26,9 +26,10 @@ ROOMS: dict[str, set[str]] = {
     "gateway": {"storage", "shm", "actors"},
     "queue": {"storage", "shm", "actors"},
     "router": {"storage", "shm", "actors"},
+    "backup": {"storage", "folder", "actors", "walshard"},
     "client": set(),
     "bench": {"storage", "shm", "actors"},
-    "cli": {"storage", "shm", "folder", "actors", "walshard", "gateway", "queue", "router", "client", "bench"},
+    "cli": {"storage", "shm", "folder", "actors", "walshard", "gateway", "queue", "router", "backup", "client", "bench"},
 }
 
 # Third-party modules that belong to one room alone.
@@ -67,6 +68,7 @@ WRITES = {
     "sendfile",
 }
 MAY_WRITE = {
+    "topics/backup/disk.py",
     "topics/walshard/disk.py",
     "topics/actors/datadir.py",
     "topics/actors/listener.py",

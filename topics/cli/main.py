@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "tail": "Follow topics: print records as they are written.",
     "queue": "Look at queues, and put dead letters back.",
     "snapshot": "Make, list and remove stable views of a data folder.",
+    "backup": "Back a data folder up, and restore it.",
     "topic": "Look at topics, and remove one.",
     "shard": "Look into a shard: its files, and what keeps their space.",
     "wal": "Look into the log, frame by frame.",
