@@ -29,7 +29,19 @@ ROOMS: dict[str, set[str]] = {
     "backup": {"storage", "folder", "actors", "walshard"},
     "client": set(),
     "bench": {"storage", "shm", "actors"},
-    "cli": {"storage", "shm", "folder", "actors", "walshard", "gateway", "queue", "router", "backup", "client", "bench"},
+    "cli": {
+        "storage",
+        "shm",
+        "folder",
+        "actors",
+        "walshard",
+        "gateway",
+        "queue",
+        "router",
+        "backup",
+        "client",
+        "bench",
+    },
 }
 
 # Third-party modules that belong to one room alone.
