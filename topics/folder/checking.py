@@ -39,7 +39,7 @@ MOST_PROBLEMS = 100  # of one file: a disk that rots does not fill the report
 _LOOKS = 3
 _PAUSE_S = 0.1
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_UNREADABLE = (TopicsError, msgspec.MsgspecError, struct.error, ValueError, IndexError)
+UNREADABLE = (TopicsError, msgspec.MsgspecError, struct.error, ValueError, IndexError)
 _BODIES: dict[int, type] = {
     FrameType.DELETE: DeleteFrame,
     FrameType.TOPIC: TopicFrame,
@@ -84,7 +84,7 @@ def check_file(data_dir: str, entry: Entry, *, deep: bool = True) -> Checked:
         found.missing = True
     except OSError as exc:
         found.note(entry.file, 0, f"can't be read: {exc.strerror}")
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         found.note(entry.file, 0, _sentence(exc, entry.file))
     return found
 
@@ -106,7 +106,7 @@ def _frame_at(fd: int, offset: int, *, end: int, salt: int) -> Frame | None:
     return None if frame is None else frame._replace(offset=offset)
 
 
-def _check_columns(columns: Columns) -> None:
+def check_columns(columns: Columns) -> None:
     """Every column can be taken apart and has one value a record; raises what is wrong."""
     columns.data()
     for name, values in (("tags", columns.tags()), ("nodes", columns.nodes()), ("metas", columns.metas())):
@@ -211,13 +211,13 @@ class _Segment:
             found.note(entry.file, offset, f"seq {frame.first_seq} follows seq {self._blocks[-1].last_seq}")
         columns = Columns(frame.body, count=frame.count, ts=frame.ts)
         try:
-            _check_columns(columns)
+            check_columns(columns)
             runs = columns.runs()
             if (runs[0][1], runs[-1][1], columns.size) != (frame.ts, frame.lsn, frame.synced):
                 found.note(entry.file, offset, "the block's times or size are not those of its records")
             for tag, seqs in tag_rows([(frame.first_seq, columns)]).items():
                 self._tags.setdefault(tag, []).extend(seqs)
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             found.note(entry.file, offset, _sentence(exc, entry.file))
             self._whole = False
         self._blocks.append(block_entry(frame))
@@ -247,7 +247,7 @@ class _Segment:
                 at = index.pages_offset + offset
                 try:
                     listed.update(decode_tag_page(data[at : at + length], path=name))
-                except _UNREADABLE as exc:
+                except UNREADABLE as exc:
                     self._found.note(name, at, _sentence(exc, name))
             self._listed = listed
             return index
@@ -255,7 +255,7 @@ class _Segment:
             self._found.note(name, 0, "this index is missing; it can be made again from its segment")
         except OSError as exc:
             self._found.note(name, 0, f"can't be read: {exc.strerror}")
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             self._found.note(name, 0, _sentence(exc, name))
         return None
 
@@ -297,7 +297,7 @@ def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
             offset = frame.offset + frame.length
         later, rubbish = _behind(fd, offset, size, header.salt)
         verdict = judge_tail(
-            last_lsn=found.last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == _boot_id()
+            last_lsn=found.last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == boot_id()
         )
         if verdict is not TailVerdict.CORRUPT or not looks:
             break
@@ -329,12 +329,12 @@ def _check_frame(frame: Frame, entry: Entry, found: Checked, *, shards: int) -> 
     try:
         if frame.type == FrameType.APPEND:
             found.records += frame.count
-            _check_columns(Columns(frame.body, count=frame.count, ts=frame.ts))
+            check_columns(Columns(frame.body, count=frame.count, ts=frame.ts))
         elif (body := _BODIES.get(frame.type)) is not None:
             msgspec.msgpack.decode(frame.body, type=body)
         elif frame.type != FrameType.DROP:
             found.note(entry.file, frame.offset, f"a frame of type {frame.type}, which nobody knows")
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         found.note(entry.file, frame.offset, _sentence(exc, entry.file))
 
 
@@ -354,7 +354,7 @@ def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Frame | None, b
     return None, False
 
 
-def _boot_id() -> bytes:
+def boot_id() -> bytes:
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))

@@ -234,8 +234,8 @@ def topic_troubles(topic: Topic) -> Iterator[str]:
     if topic.pipe is not None or topic.config.durability == "ephemeral":
         return  # some of its records are in memory alone
     unknown = missing_seqs(topic)
-    if unknown > topic.deleted_total:
-        yield f"{unknown} seqs have no record, and only {topic.deleted_total} were ever deleted"
+    if unknown > topic.deleted_before:  # what was deleted since is still in a file
+        yield f"{unknown} seqs have no record, and only {topic.deleted_before} were deleted before the snapshot"
 
 
 def missing_seqs(topic: Topic) -> int:

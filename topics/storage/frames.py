@@ -31,6 +31,7 @@ Readable = bytes | memoryview | mmap.mmap
 _pack_header = FRAME_HEADER.pack
 _pack_checksum = CHECKSUM.pack
 _PADDING = [bytes(n) for n in range(8)]
+_KINDS = frozenset(map(int, FrameType))
 WHOLE = b"\xff" * 16  # a boot id: the file was put in place whole and synced, so no power cut took any of it
 
 
@@ -164,4 +165,15 @@ def find_frame_after(data: Readable, *, salt: int, start: int) -> Frame | None:
         if at % 8 == 0 and (frame := decode_frame(whole, at, salt=salt)) is not None:
             return frame
         at = whole.find(needle, at + 1)
+    return None
+
+
+def find_salt(data: bytes) -> int | None:
+    """The salt of a WAL file or a segment whose header can't be trusted: what its first good frame begins with."""
+    for offset in range(FILE_HEADER_BYTES, len(data) - FRAME_HEADER.size, 8):
+        kind, flags = data[offset + 8], data[offset + 9]
+        if flags == 0 and kind in _KINDS:
+            salt = int.from_bytes(data[offset : offset + 4], "little")
+            if salt and decode_frame(data, offset, salt=salt) is not None:
+                return salt
     return None

@@ -107,3 +107,14 @@ def decode_snapshot(data: bytes, *, path: str) -> ShardState:
     if len(payload) != length or xxh3_64_intdigest(payload) != checksum:
         raise CorruptData(f"{path}: snapshot checksum fails")
     return _decode_shard(payload)
+
+
+def with_header(data: bytes, magic: bytes = SNAPSHOT_MAGIC) -> bytes | None:
+    """The file with the header that belongs to it, if only that is damaged: the payload's checksum tells."""
+    if len(data) < SNAPSHOT_HEADER.size:
+        return None
+    payload = data[SNAPSHOT_HEADER.size :]
+    checksum = SNAPSHOT_HEADER.unpack_from(data)[4]
+    if xxh3_64_intdigest(payload) != checksum:
+        return None
+    return SNAPSHOT_HEADER.pack(magic, FORMAT_VERSION, 0, len(payload), checksum) + payload

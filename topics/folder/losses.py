@@ -1,0 +1,170 @@
+"""What the missing frames of a log may have held, topic by topic. Pure.
+
+A batch that follows a gap begins where the missing one of its topic ended, so what lies between is lost. A topic of
+which nothing follows leaves only a bound: a record takes two bytes in the log at least, and no seq above the ceiling
+was given out unless a missing frame raised it. Where the head of the missing frame can be read, no other topic is in
+doubt. `suspect` is all that may be lost; what of it is in a segment, or known to be gone, is for others to say.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics import limits
+from topics.folder.ranges import Ranges
+from topics.folder.salvage import Gap, SalvagedLog
+from topics.storage.config import TopicConfig
+from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
+from topics.storage.format import FrameType, frame_bytes
+from topics.storage.frames import Frame
+from topics.storage.snapshot import TopicState
+
+_LEAST_FRAME_BYTES = frame_bytes(key_len=0, body_len=0)
+_LEAST_RECORD_BYTES = 2  # a digit, and what parts it from the next
+
+
+class Tale(msgspec.Struct, kw_only=True):
+    """What the log tells of one topic."""
+
+    id: int
+    name: str | None  # None: the frame that named it is missing
+    config: TopicConfig = TopicConfig()
+    state: TopicState | None = None  # of the snapshot
+    known: int = 0  # seqs up to here are accounted for
+    ceiling: int = 0
+    in_log: Ranges = []
+    suspect: Ranges = []
+    raised: int = 0  # the head must be here at least; 0: it is where the log says
+    made_ms: int = 0
+    nameless_since: int = 0  # the last frame before the gap in which it was named
+    gaps_seen: int = 0
+
+    @property
+    def head_seq(self) -> int:
+        return max(self.known, self.state.head_seq if self.state is not None else 0)
+
+
+class Tales(msgspec.Struct, kw_only=True):
+    topics: dict[int, Tale]
+    untold: list[str]  # what can't be said in seqs
+
+
+def tell(log: SalvagedLog, states: list[TopicState], *, covered: int) -> Tales:
+    return _Telling(states, covered=covered).run(log)
+
+
+class _Telling:
+    def __init__(self, states: list[TopicState], *, covered: int) -> None:
+        self._covered = covered
+        self._gaps: list[Gap] = []
+        self._untold: list[str] = []
+        self._topics = {
+            state.id: Tale(
+                id=state.id,
+                name=state.name,
+                config=state.config,
+                state=state,
+                known=max(state.flushed_seq, state.floor - 1),
+                ceiling=state.ceiling,
+            )
+            for state in states
+        }
+
+    def run(self, log: SalvagedLog) -> Tales:
+        for piece in log.pieces():
+            if isinstance(piece, Gap):
+                self._gaps.append(piece)
+                self._tell_of(piece)
+            else:
+                self._take(piece)
+        for tale in self._topics.values():
+            self._end(tale)
+        return Tales(topics=self._topics, untold=self._untold)
+
+    def _tell_of(self, gap: Gap) -> None:
+        """Deletes, configs and topics that did not happen now."""
+        numbers = f"frame {gap.after + 1}" if gap.count == 1 else f"frames {gap.after + 1} to {gap.before - 1}"
+        if gap.frame is None:
+            if gap.count:
+                self._untold.append(f"{gap.file}: {numbers} can't be told: deletes and changes of topics in it, too")
+            return
+        tale = self._topics.get(gap.frame.topic_id)
+        name = f"{gap.frame.topic_id:016x}" if tale is None or tale.name is None else tale.name
+        kinds = {
+            FrameType.DELETE: f"a delete in topic {name}: its records are there again",
+            FrameType.TOPIC: f"a change of topic {name}, or its creation",
+            FrameType.DROP: f"the removal of topic {name}: it is there again",
+        }
+        if (what := kinds.get(FrameType(gap.frame.type))) is not None:
+            self._untold.append(f"{gap.file}: {numbers} was {what}")
+
+    def _doubts(self, tale: Tale) -> list[Gap]:
+        """The gaps since its last frame that may have held more of it."""
+        return [gap for gap in self._gaps[tale.gaps_seen :] if gap.frame is None or gap.frame.topic_id == tale.id]
+
+    def _met(self, tale: Tale, upto: int) -> None:
+        """A frame says that seqs up to here were given out before it."""
+        if upto > tale.known and self._doubts(tale):
+            tale.suspect.append((tale.known + 1, upto))
+        tale.known = max(tale.known, upto)
+        tale.gaps_seen = len(self._gaps)
+
+    def _take(self, frame: Frame) -> None:
+        tale = self._topics.get(frame.topic_id)
+        fresh = frame.lsn > self._covered
+        if frame.type == FrameType.TOPIC:
+            if fresh:
+                self._configured(tale, frame)
+        elif frame.type == FrameType.DROP:
+            if fresh:
+                self._topics.pop(frame.topic_id, None)
+        elif frame.type == FrameType.APPEND:
+            if tale is None:
+                if not fresh or not self._gaps:
+                    return
+                tale = self._topics[frame.topic_id] = Tale(
+                    id=frame.topic_id, name=None, made_ms=frame.ts, nameless_since=self._gaps[-1].after
+                )
+            self._met(tale, frame.first_seq - 1)
+            tale.known = max(tale.known, frame.last_seq)
+            tale.in_log.append((frame.first_seq, frame.last_seq))
+        elif tale is not None and frame.type == FrameType.HEAD:
+            tale.ceiling = max(tale.ceiling, frame.first_seq)
+            self._met(tale, msgspec.msgpack.decode(frame.body, type=HeadFrame).head_seq)
+        elif tale is not None and frame.type == FrameType.DELETE:
+            before = msgspec.msgpack.decode(frame.body, type=DeleteFrame).before_seq
+            tale.known = max(tale.known, (before or 0) - 1)
+
+    def _configured(self, tale: Tale | None, frame: Frame) -> None:
+        body = msgspec.msgpack.decode(frame.body, type=TopicFrame)
+        if tale is None:
+            tale = self._topics[frame.topic_id] = Tale(id=frame.topic_id, name=body.name, gaps_seen=len(self._gaps))
+        tale.name = body.name
+        tale.config = body.config
+        tale.ceiling = max(tale.ceiling, body.ceiling)
+        if tale.nameless_since:
+            tale.nameless_since = 0
+
+    def _end(self, tale: Tale) -> None:
+        doubts = self._doubts(tale)
+        if not doubts or tale.config.durability == "ephemeral":
+            return
+        head = tale.head_seq
+        later = [gap for gap in doubts if gap.open or gap.before > self._covered + 1]
+        most = max((self._most(tale, gap, head) for gap in later), default=head)
+        if len(later) > 1:
+            most = head + sum(self._most(tale, gap, head) - head for gap in later)
+        if most > head:
+            tale.raised = most
+        tale.suspect.append((tale.known + 1, max(head, most)))
+        tale.known = max(head, most)
+
+    def _most(self, tale: Tale, gap: Gap, head: int) -> int:
+        """The highest seq that a gap may have given out."""
+        if gap.frame is not None:
+            return max(head, gap.frame.last_seq) if gap.frame.type == FrameType.APPEND else head
+        bound = max(head, tale.ceiling) + limits.SEQ_RESERVE
+        if gap.room is None:
+            return bound
+        room = gap.room - gap.count * _LEAST_FRAME_BYTES
+        return min(bound, head + max(0, room) // _LEAST_RECORD_BYTES + 1)
