@@ -33,6 +33,7 @@ VERBS: dict[str, str] = {
     "wal": "Look into the log, frame by frame.",
     "segment": "Look at segments, block by block.",
     "verify": "Prove that a data folder is whole.",
+    "repair": "Make a damaged data folder whole, and say what is lost.",
     "report": "Report about a data folder: traffic, storage, queues, losses and more.",
     "bench": "Measure this machine and print the numbers.",
     "completion": "Let bash, zsh or fish complete commands and topics.",
