@@ -22,7 +22,14 @@ import msgspec
 
 from topics.errors import CorruptData, DataDirLocked, FormatError, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
-from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, decode_manifest, encode_manifest
+from topics.storage.manifest import (
+    MANIFEST_NAME,
+    RESTORE_NOTE,
+    SNAPSHOT_NOTE,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
 
 LOCK_NAME = "LOCK"
 # A killed server's processes are gone within moments; `topics ps` borrows the lock for less than that.
@@ -117,6 +124,11 @@ class DataDir:
         """Read the manifest, or write the first one."""
         manifest = read_manifest(self.path)
         if manifest is None:
+            if os.path.exists(os.path.join(self.path, RESTORE_NOTE)):
+                raise StartRefused(
+                    f"{self.path} holds a restore that was not finished: go on with it by the same `topics backup restore` "
+                    "again, or empty the folder"
+                )
             if _holds_data(self.path):
                 raise StartRefused(
                     f"{self.path} holds data but no {MANIFEST_NAME}, which says how to read it: restore that "

@@ -9,6 +9,7 @@ from topics.storage.format import FORMAT_VERSION
 
 MANIFEST_NAME = "topics.json"
 SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments are links to the real ones
+RESTORE_NOTE = "restore.json"  # in a folder into which a backup is being restored; the manifest comes last
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
