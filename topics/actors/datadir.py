@@ -126,8 +126,8 @@ class DataDir:
         if manifest is None:
             if os.path.exists(os.path.join(self.path, RESTORE_NOTE)):
                 raise StartRefused(
-                    f"{self.path} holds a restore that was not finished: go on with it by the same `topics backup restore` "
-                    "again, or empty the folder"
+                    f"{self.path} holds a restore that was not finished: go on with it by the same command, `topics "
+                    "backup restore`, or empty the folder"
                 )
             if _holds_data(self.path):
                 raise StartRefused(
