@@ -79,6 +79,7 @@ COUNTERS = {
     "topics_wal_bytes_written_total",
     "topics_wal_rotations_total",
     "topics_wal_submit_full_total",
+    "topics_queue_dead_lettered_total",
     "topics_http_requests_total",
     "topics_process_doorbells_total",
     "topics_process_busy_seconds_total",

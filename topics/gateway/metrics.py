@@ -143,6 +143,8 @@ class MetricsHandlers:
         yield by_class
         for name, meaning, word in _SUMS:
             yield _gauge(name, meaning, sum(row[word] for row in rows))
+        died = sum(row[Word.DEAD_LETTERED] for row in rows)
+        yield CounterMetricFamily("topics_queue_dead_lettered", "Jobs moved to dead letters.", value=died)
         streams = sum(row[Word.STREAMS] for row in shards)  # their home counts those of all gateways
         yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", streams)
         ready = all(row.state == State.READY and not row[Word.DERIVING] for row in rows if row.name != "supervisor")
