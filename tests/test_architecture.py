@@ -82,6 +82,7 @@ WRITES = {
 MAY_WRITE = {
     "topics/backup/disk.py",
     "topics/walshard/disk.py",
+    "topics/actors/coldtier.py",
     "topics/actors/datadir.py",
     "topics/actors/listener.py",
     "topics/router/store.py",

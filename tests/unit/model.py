@@ -30,6 +30,7 @@ from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers
 from topics.walshard.mover import Mover
 from topics.walshard.recovery import Recovered, Recovery
+from topics.walshard.relocator import Relocator
 from topics.walshard.segments import OpenFiles
 from topics.walshard.syncer import Syncer
 from topics.walshard.topic import Topic
@@ -390,12 +391,14 @@ class Shard:
         *,
         wall: Wall | None = None,
         disk: QuickDisk | None = None,
+        cold: str | None = None,
         **settings: Any,
     ) -> None:
         self._close_those_of_other_tests()
         self.is_open = False
         self.disk = QuickDisk()
         self.settings = Settings(data_dir=os.fspath(folder), **settings)
+        self.cold = cold or self.settings.cold_dir  # where segments are; they go there if the settings say so
         self.wall = wall or Wall()
         self.entropy = count(1)
         self.correlations = count(1)
@@ -430,6 +433,7 @@ class Shard:
             shards=1,
             boot=boot,
             progress=lambda permille: None,
+            cold=self.cold,
         ).run(layout=1, old_shards=1)
         wal = Wal(
             self.disk,
@@ -453,6 +457,11 @@ class Shard:
             entropy=lambda: next(self.entropy),
         )
         self.engine.dropped = self.recovered.dropped
+        self.relocator: Relocator | None = None
+        if self.cold is not None:
+            self.relocator = Relocator(self.disk, cold_dir=self.cold, settings=self.settings, now_ms=self.clock.now_ms)
+            for topic in self.recovered.topics.values():
+                self.relocator.consider(topic)
         self.mover = Mover(
             self.engine,
             self.disk,
@@ -463,10 +472,13 @@ class Shard:
             folder=folder,
             next_snapshot_no=self.recovered.next_snapshot_no,
             snapshot_lsn=self.recovered.snapshot_lsn,
+            relocator=self.relocator,
         )
         for path in self.recovered.snapshots:
             self.mover.adopt_snapshot(path)
-        remove_leftovers(self.recovered, self.settings, shard=0, shards=1, disk=self.disk)
+        for root in (self.settings.data_dir, self.cold):
+            if root is not None:
+                remove_leftovers(self.recovered, root, shard=0, shards=1, disk=self.disk)
         self._files = files
         self.is_open = True
 
@@ -476,6 +488,9 @@ class Shard:
             self.is_open = False
             self.mover.close()
             self.syncer.close()
+            self.engine.fetcher.close()
+            if self.relocator is not None:
+                self.relocator.close()
         self.disk.close_all()
 
     def restart(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
@@ -500,6 +515,7 @@ class Shard:
 
     def settle(self) -> None:
         """Commit, and take in syncs until nobody waits for one."""
+        self.engine.fetcher.wait()
         self.engine.commit.write()
         while self.syncer.busy:
             self.engine.commit.synced(self.syncer.wait())
@@ -574,6 +590,7 @@ class Shard:
     ) -> Page:
         head = messages.Diff(topic, from_seq, limit, max_bytes, nodes, include_tags, include_meta)
         correlation = self.send(Op.DIFF, head)
+        self.engine.fetcher.wait()
         diffed, body = messages.decode_answer(self.answers.messages.pop(correlation))
         page = msgspec.json.decode(bytes(body) + b"}", type=Page)
         page.scanned = diffed.scanned
@@ -603,6 +620,18 @@ class Shard:
     def checkpoint(self) -> None:
         self.mover.checkpoint()
         self.mover.wait()
+
+    def copy_to_cold(self) -> None:
+        """Every segment that is due, but the hot files still count."""
+        assert self.relocator is not None
+        for topic in self.engine.topics.values():
+            self.relocator.consider(topic)
+        while self.relocator.step():
+            self.relocator.wait()
+
+    def relocate(self) -> None:
+        self.copy_to_cold()
+        self.checkpoint()
 
 
 def error_of(call: Callable[[], object]) -> ApiError:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from model import EXHAUSTIVE, NaiveTopic, Record, Shard, Stored, Wall, error_of, examples, shown
+from model import EXHAUSTIVE, NaiveTopic, Page, Record, Shard, Stored, Wall, error_of, examples, shown
 
 from topics import limits
 from topics.actors.messages import GetTopic, Op
@@ -75,7 +75,7 @@ class ShardMachine(RuleBasedStateMachine):
         for name, value in SMALL.items():
             setattr(limits, name, value)
         self.folder = tempfile.mkdtemp(prefix="topics-machine-")
-        self.shard = Shard(self.folder, wall=Wall(), **SETTINGS)
+        self.shard = Shard(self.folder, wall=Wall(), **SETTINGS, **self.more_settings())
         self.model: dict[str, NaiveTopic] = {}
         self.keys = 0
 
@@ -84,6 +84,9 @@ class ShardMachine(RuleBasedStateMachine):
             setattr(limits, name, value)
         self.shard.crash()
         shutil.rmtree(self.folder)
+
+    def more_settings(self) -> dict[str, object]:
+        return {}
 
     @property
     def now(self) -> int:
@@ -346,10 +349,13 @@ class ShardMachine(RuleBasedStateMachine):
                 assert (found.gap_from, found.gap_to) == expected[:2]
                 assert found.reason in expected[2]
                 assert (found.earliest_seq, found.head_seq) == (naive.earliest, naive.head)
-            assert page.stored == shown(naive.after(cursor))
+            self.check_page(page, shown(naive.after(cursor)))
             assert (page.head_seq, page.earliest_seq) == (naive.head, naive.earliest)
             assert page.lag == page.head_seq - page.next_from_seq
             assert page.caught_up == (page.lag == 0)
+
+    def check_page(self, page: Page, expected: list[Stored]) -> None:
+        assert page.stored == expected
 
 
 class LoggedMachine(ShardMachine):
@@ -362,7 +368,49 @@ class FsyncMachine(ShardMachine):
     classes = ["fsync"]  # noqa: RUF012
 
 
-@pytest.mark.parametrize("machine", [LoggedMachine, FsyncMachine, ShardMachine])
+class TieredMachine(ShardMachine):
+    """Segments go to the cold tier as soon as they are sealed, or all but one, at any moment between the others."""
+
+    classes = ["disk", "fsync", "memory"]  # noqa: RUF012
+
+    def more_settings(self) -> dict[str, object]:
+        return {"cold_dir": f"{self.folder}/cold", "hot_retain_segments": 0}
+
+    @rule()
+    def copy_to_cold(self) -> None:
+        self.shard.copy_to_cold()
+
+    @rule()
+    def relocate(self) -> None:
+        self.shard.relocate()
+
+    @rule()
+    def crash_after_relocation(self) -> None:
+        """The hot files are gone, the snapshot is written, and nobody took the result in."""
+        self.shard.wall.wall_ms = max(self.shard.wall.wall_ms, self.now)
+        self.shard.copy_to_cold()
+        self.shard.mover.checkpoint()
+        self.shard.restart()
+        self.restarted(clean=False)
+
+    @rule(topic=TOPICS, before=st.integers(0, 6), tag=st.sampled_from(TAGS))
+    def delete_while_it_is_copied(self, topic: str, before: int, tag: str) -> None:
+        if (naive := self.model.get(topic)) is None:
+            return
+        self.settle()
+        self.shard.copy_to_cold()
+        seq = naive.earliest + before
+        self.delete(naive, topic, lambda stored: stored.seq < seq, before_seq=seq)
+        self.delete(naive, topic, lambda stored: stored.record.tag == tag, tag=tag)
+        self.shard.checkpoint()
+
+    def check_page(self, page: Page, expected: list[Stored]) -> None:
+        """It may end before what has to be fetched."""
+        assert page.stored == expected[: len(page.stored)]
+        assert page.stored or not expected or page.tombstone
+
+
+@pytest.mark.parametrize("machine", [LoggedMachine, FsyncMachine, ShardMachine, TieredMachine])
 @pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
 def test_a_shard_is_its_naive_model(machine: type[ShardMachine]) -> None:
     run_state_machine_as_test(machine, settings=examples(60, stateful_step_count=40))

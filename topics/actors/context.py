@@ -50,6 +50,7 @@ class Context:
 
         self.board = Board.attach(next(supply), boot.board_size)
         self.row = self.board.row(boot.name)
+        self.cold = boot.cold
         self.usage = Usage.attach(next(supply), boot.usage_size) if boot.usage_size else None
         self.bells: dict[str, Doorbell] = {
             name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name)) for name in boot.bells

@@ -52,6 +52,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     old_layout: int | None = None
     old_shards: int | None = None
     usage_size: int = 0
+    cold: str | None = None  # the cold tier, for those who store
 
 
 class LinkUp(msgspec.Struct, frozen=True, tag="link_up"):

@@ -20,6 +20,7 @@ import time
 
 import msgspec
 
+from topics.actors.coldtier import settle_cold
 from topics.errors import CorruptData, DataDirLocked, FormatError, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
 from topics.storage.manifest import (
@@ -61,6 +62,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     old_layout: int | None = None
     old_shards: int | None = None
 
+    cold: str | None = None  # where segments may be that are not in the data folder
     @property
     def changes(self) -> bool:
         return self.old_layout is not None
@@ -120,8 +122,8 @@ class DataDir:
         except OSError as exc:
             raise StartRefused(f"can't write in the data folder {self.path}: {exc.strerror}") from None
 
-    def plan_layout(self, wal_shards: int) -> LayoutPlan:
-        """Read the manifest, or write the first one."""
+    def plan_layout(self, wal_shards: int, *, cold_dir: str | None = None) -> LayoutPlan:
+        """Read the manifest, or write the first one, or one that names another cold tier."""
         manifest = read_manifest(self.path)
         if manifest is None:
             if os.path.exists(os.path.join(self.path, RESTORE_NOTE)):
@@ -134,21 +136,27 @@ class DataDir:
                     f"{self.path} holds data but no {MANIFEST_NAME}, which says how to read it: restore that "
                     "file from a backup, or choose an empty folder with TOPICS_DATA_DIR"
                 )
-            manifest = Manifest(format=FORMAT_VERSION, layout=1, shards=wal_shards)
+            manifest = settle_cold(self.path, Manifest(format=FORMAT_VERSION, layout=1, shards=wal_shards), cold_dir)
+            write_manifest(self.path, manifest)
+        elif (settled := settle_cold(self.path, manifest, cold_dir)) != manifest:
+            manifest = settled
             write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
-            return LayoutPlan(layout=manifest.layout, shards=wal_shards)
+            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold)
         return LayoutPlan(
             layout=manifest.layout + 1,
             shards=wal_shards,
             old_layout=manifest.layout,
             old_shards=manifest.shards,
         )
+            cold=manifest.cold,
 
     def commit_layout(self, plan: LayoutPlan) -> LayoutPlan:
         """Make the new layout the one that counts; returns the plan for shards started from now on."""
-        write_manifest(self.path, Manifest(format=FORMAT_VERSION, layout=plan.layout, shards=plan.shards))
-        return LayoutPlan(layout=plan.layout, shards=plan.shards)
+        before = read_manifest(self.path)
+        assert before is not None, "there is one before there is a plan"
+        write_manifest(self.path, msgspec.structs.replace(before, layout=plan.layout, shards=plan.shards))
+        return LayoutPlan(layout=plan.layout, shards=plan.shards, cold=plan.cold)
 
     def close(self) -> None:
         os.close(self.lock_fd)

@@ -124,7 +124,7 @@ class Supervisor:
         self._folder = folder
         self._stop_timeout_s = stop_timeout_ms / 1_000
         self._log = Log(NAME, settings.log, settings.log_format)
-        self._plan = folder.plan_layout(settings.wal_shards)
+        self._plan = folder.plan_layout(settings.wal_shards, cold_dir=settings.cold_dir)
         self._listener = listener or bind_listener(settings.host, settings.port)
         self.port: int = self._listener.getsockname()[1]
         self._board = Board.create([NAME, *(spec.name for spec in specs)])
@@ -291,6 +291,7 @@ class Supervisor:
             old_layout=self._plan.old_layout,
             old_shards=self._plan.old_shards,
             usage_size=self._usage.region.size if child.spec.listener else 0,
+            cold=self._plan.cold if child.spec.stores else None,
         )
 
     def _boot_fds(self, child: _Child, regions: dict[_Link, Region]) -> list[int]:

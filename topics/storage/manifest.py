@@ -8,6 +8,7 @@ from topics.errors import CorruptData, FormatError
 from topics.storage.format import FORMAT_VERSION
 
 MANIFEST_NAME = "topics.json"
+COLD_NOTE = "cold.json"  # in the cold tier: whose it is
 SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments are links to the real ones
 RESTORE_NOTE = "restore.json"  # in a folder into which a backup is being restored; the manifest comes last
 
@@ -17,6 +18,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layout: int
     shards: int
     cold: str | None = None  # the folder of segments that have left this one; the same names below it
+    cold_id: str | None = None  # what cold.json says there: that it is this folder's cold tier
 
 
 def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERSION) -> Manifest:

@@ -7,6 +7,7 @@ from collections import deque
 from topics.walshard import render
 from topics.walshard.copies import Copies
 from topics.walshard.rows import Row
+from topics.walshard.segments import Segment
 
 
 class BatchCache:
@@ -14,11 +15,17 @@ class BatchCache:
         self._most = most_bytes
         self._bytes = 0
         self._kept: deque[tuple[Row, int, bool]] = deque()  # row, bytes, whether it is the rendered form
+        self.lost: set[Row] = set()  # could not be fetched just now: whoever wants them meets the error
 
     def keep_body(self, row: Row) -> None:
         """A row whose body is nowhere else keeps it; it is not ours to let go."""
         if row.source is not None and not isinstance(row.source, Copies) and row.body is not None:
             self._keep(row, len(row.body), False)
+
+    def away(self, row: Row) -> bool:
+        """Whether its bytes are in the cold tier only."""
+        source = row.source
+        return row.body is None and isinstance(source, Segment) and source.cold and row not in self.lost
 
     def body(self, row: Row) -> bytes:
         body = row.body

@@ -10,7 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
+from collections.abc import Callable
 
+from topics import limits
 from topics.actors.datadir import file_mode, folder_mode
 from topics.errors import CorruptData, DiskFull
 
@@ -119,6 +122,37 @@ class Disk:
         kill_point("renamed")
         self.sync_dir(os.path.dirname(path))
 
+    def copy(self, source: str, path: str, size: int, *, go_on: Callable[[float], bool]) -> bool:
+        """The first `size` bytes of a file to another place, durably and all or nothing. After each piece `go_on` is
+        told how long it took; False: it is given up."""
+        temporary = path + ".tmp"
+        with open(source, "rb", buffering=0) as reader:
+            mode = file_mode(os.path.dirname(path))
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            try:
+                at = 0
+                while at < size:
+                    started = time.monotonic()
+                    piece = self.read(reader.fileno(), min(limits.COPY_BYTES, size - at), at)
+                    self.write(fd, piece, at)
+                    at += len(piece)
+                    if not go_on(time.monotonic() - started):
+                        os.unlink(temporary)
+                        return False
+                kill_point("copied")
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # nobody is about to read it
+            except BaseException:
+                self.unlink(temporary)
+                raise
+            finally:
+                os.close(fd)
+        kill_point("relocate")
+        os.replace(temporary, path)
+        kill_point("relocated")
+        self.sync_dir(os.path.dirname(path))
+        return True
+
     def truncate(self, path: str, size: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -138,6 +172,16 @@ class Disk:
             os.unlink(path)
         except FileNotFoundError:
             pass
+
+    def remove_empty(self, path: str) -> None:
+        """Remove a folder if there is nothing in it."""
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
     def remove_dir(self, path: str) -> None:
         """Remove a folder of plain files; what is already gone is fine."""

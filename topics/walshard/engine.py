@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies
+from topics.walshard.fetcher import Away, Fetcher, need_sizes
 from topics.walshard.idempotency import Remembered
 from topics.walshard.jobs import Jobs, removals
 from topics.walshard.kinds import Kinds
@@ -78,8 +80,11 @@ class Engine:
             disk_sync_ms=settings.disk_sync_ms,
             forget_topic=self._forget_topic,
         )
+        self.fetcher = Fetcher(self.cache)
         self.polls = LongPolls(self.cache)
-        self.tails = Tails(topics=topics, cache=self.cache, refresh=self.refresh, now_ms=clock.now_ms)
+        self.tails = Tails(
+            topics=topics, cache=self.cache, fetcher=self.fetcher, refresh=self.refresh, now_ms=clock.now_ms
+        )
         self.sessions = Sessions(settings, restarted=restarted)
         self.copies = Copies()
         self.pipes = Pipes(
@@ -134,6 +139,7 @@ class Engine:
         _, _, correlation, deadline_ms, head, body = messages.unpack(message)
         if op == Op.CANCEL:
             self.polls.cancel(reply_to, correlation)
+            self.fetcher.forget(reply_to, correlation)
             return
         if deadline_ms and deadline_ms < self._round_ms:
             return
@@ -152,6 +158,11 @@ class Engine:
             else:
                 self.commit.write()
                 answer = self._handlers[op](request, reply_to, correlation)
+        except Away as away:  # nothing has changed yet: once more, when it is here
+            self.requests -= 1
+            again = partial(self.handle, message, reply_to)
+            self.fetcher.fetch(away, again, asked_by=reply_to, correlation=correlation)
+            return
         except (ApiError, CorruptData, DiskFull, OSError) as error:
             if not isinstance(error, ApiError):
                 self.on_fault(error, reply_to, correlation)
@@ -172,6 +183,7 @@ class Engine:
     def caller_gone(self, reply_to: Any) -> None:
         """A link went down: nobody waits at its other end."""
         self.polls.cancel(reply_to)
+        self.fetcher.forget(reply_to)
         self.tails.follower_gone(reply_to)
         self.sessions.gateway_gone(reply_to)
         self.jobs.caller_gone(reply_to)
@@ -513,6 +525,11 @@ class Engine:
         seqs = None
         if request.tag is not None:
             seqs = reads.seqs_with_tag(topic, request.tag, prefix=request.prefix, below=bound)
+            cut = topic.rows_cut_by(seqs)
+        else:
+            front = topic.rows.find(bound - 1)
+            cut = [] if front is None or bound > front.last else [front]
+        need_sizes(cut, self.cache)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
             sources = topic.sources_of(below=bound, seqs=seqs)

@@ -30,6 +30,7 @@ from topics.storage.leases import CHECKPOINT_TAG, is_log_name, log_id, log_name
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo
+from topics.walshard.fetcher import Away, need_sizes, window
 from topics.walshard.reads import seqs_with_tag
 from topics.walshard.render import Rendered, render
 from topics.walshard.rows import Row
@@ -166,6 +167,11 @@ class Jobs:
             if row is None or not row.live or not row.is_live(seq - row.first):
                 gone.append(seq)
             elif budget > 0:
+                if self._away(row):
+                    if pieces:
+                        budget = 0
+                        continue
+                    raise Away([row])
                 piece = self._piece(row, seq - row.first)
                 if len(piece) > budget and pieces:
                     budget = 0
@@ -206,6 +212,10 @@ class Jobs:
                     continue
                 if room <= 0 or budget <= 0:
                     return at, False
+                if self._away(row):
+                    if pieces:
+                        return at, False
+                    raise window(topic, self._cache, first=row, records=room, size=budget)
                 piece = self._piece(row, index)
                 if len(piece) > budget and pieces:
                     return at, False
@@ -216,6 +226,9 @@ class Jobs:
                 at = seq
             at = max(at, row.last)
         return max(at, topic.head_seq), True
+
+    def _away(self, row: Row) -> bool:
+        return row.body is None and id(row) not in self._rendered and self._cache.away(row)
 
     def _piece(self, row: Row, index: int) -> bytes:
         """One job as JSON. A batch is rendered once and kept while its jobs go out: acks don't change it."""
@@ -253,6 +266,7 @@ class Jobs:
         """Delete jobs that were acked or moved away. One write for the events and the delete."""
         topic = self._queue(request.topic, request.topic_id)
         seqs = sorted(seq for seq in request.seqs if topic.is_live(seq))
+        need_sizes(topic.rows_cut_by(seqs), self._cache)
         commit = self._commit
         commit.write()
         frame = b""

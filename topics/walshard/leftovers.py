@@ -9,14 +9,15 @@ import os
 
 from topics.settings import Settings
 from topics.storage.config import owner_of_id
-from topics.storage.paths import index_path, parse_numbered, parse_topic_dir, shard_dir, topics_dir
+from topics.storage.paths import parse_numbered, parse_topic_dir, shard_dir, topics_dir
 from topics.walshard.disk import Disk
 from topics.walshard.recovery import Recovered
 
 
-def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, shards: int, disk: Disk) -> int:
-    """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files."""
-    folder = topics_dir(settings.data_dir)
+def remove_leftovers(recovered: Recovered, root: str, *, shard: int, shards: int, disk: Disk) -> int:
+    """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files. `root` is
+    the data folder, or the cold tier: there also copies whose hot files are still the ones that count."""
+    folder = topics_dir(root)
     known = {topic.id: topic for topic in recovered.topics.values()}
     dropped = {topic.id for topic in recovered.dropped}
     removed = 0
@@ -30,7 +31,7 @@ def remove_leftovers(recovered: Recovered, settings: Settings, *, shard: int, sh
             removed += 1
             continue
         named = {segment.path for segment in topic.segments}
-        named |= {index_path(path) for path in named}
+        named |= {segment.index_path for segment in topic.segments}
         for entry in os.listdir(os.path.join(folder, name)):
             path = os.path.join(folder, name, entry)
             if path not in named:

@@ -1,5 +1,5 @@
 """Moves payloads from the WAL into segments, writes snapshots, and lets go of WAL files. All disk work is on one
-thread.
+thread. Where there is a cold tier, checkpoints also finish what relocator.py has begun.
 
 One job at a time: a flush of one topic, or a checkpoint (delete flags, then the snapshot, then what it made
 useless). The serving loop plans a job, the thread does the IO, the loop takes the result in. Until it does, nothing
@@ -12,8 +12,6 @@ when the WAL holds more than recovery should have to replay.
 from __future__ import annotations
 
 import os
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -27,24 +25,26 @@ from topics.errors import DiskFull
 from topics.settings import Settings
 from topics.storage.columns import Columns, coalesce, coalesce_plain
 from topics.storage.format import frame_bytes
-from topics.storage.paths import index_path, numbered_name, segment_name, topic_dir
+from topics.storage.paths import numbered_name, segment_name, topic_dir
 from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
 from topics.storage.snapshot import ShardState, encode_snapshot
 from topics.walshard import retention
 from topics.walshard.copies import Copies
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
+from topics.walshard.relocator import Relocator
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment
-from topics.walshard.syncer import read_signal, wait_readable
 from topics.walshard.topic import Topic
 from topics.walshard.wal import WalFile
+from topics.walshard.worker import Worker
 
 _RETRY_MS = 1_000
 _EXPIRE_MS = 60_000
 _EXPIRE_SOON_MS = 1_000  # where what has expired takes room from others
 _PATIENCE = 5
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
+_ARRIVED = 16  # likewise of segments that were copied to the cold tier
 
 
 class _Block(NamedTuple):
@@ -90,6 +90,7 @@ class Mover:
         folder: str,
         next_snapshot_no: int,
         snapshot_lsn: int,
+        relocator: Relocator | None = None,
     ) -> None:
         self._engine = engine
         self._disk = disk
@@ -101,6 +102,8 @@ class Mover:
         self._snapshot_no = next_snapshot_no
         self._old_snapshots: list[str] = []
         self._dead: list[Segment] = []  # not in the next snapshot; unlinked when it is written
+        self._relocator = relocator
+        self._leaving: list[Segment] = []  # their copies count, their hot files are not gone yet
         self.snapshot_lsn = snapshot_lsn
         self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
@@ -110,12 +113,9 @@ class Mover:
         self._settling: deque[_Settling] = deque()
         self._expire_ms = 0  # when every topic's TTL is next looked at
         self._retry_ms = 0  # after a full disk: not before this
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._worker = Worker("mover")
+        self.event_fd = self._worker.event_fd
         self.busy = False
-        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
-        self._thread.start()
 
     # --- when ----------------------------------------------------------------------------------------
 
@@ -184,6 +184,9 @@ class Mover:
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
         dead = self._engine.totals.all_dead_segments
+        arrived = 0 if self._relocator is None else len(self._relocator.arrived)
+        if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
+            return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
@@ -280,7 +283,7 @@ class Mover:
                 self._disk.close(fd)
             kill_point("flushed")
             if mine[-1].seals:
-                self._disk.write_whole(index_path(segment.path), segment.encode_index(entries))
+                self._disk.write_whole(segment.index_path, segment.encode_index(entries))
         return moved
 
     def _take_blocks(self, topic: Topic, moved: list[_Moved]) -> None:
@@ -314,6 +317,8 @@ class Mover:
             if block.seals:
                 segment.seal()
                 topic.tags = None
+                if self._relocator is not None:
+                    self._relocator.consider(topic)
         topic.rows.compact()
         topic.touched()
         self._flushed = True
@@ -326,6 +331,9 @@ class Mover:
         wal = engine.wal
         flags = []
         dirty = []
+        leaving, self._leaving = self._leaving, []
+        if self._relocator is not None:
+            leaving += self._relocator.switch()
         for topic in engine.topics.values():
             if topic.pipe is not None and topic.pipe.marks and not topic.pending_records and not topic.has_copies:
                 topic.pipe.flushed(topic.head_seq)  # what is in no segment is no more
@@ -363,6 +371,8 @@ class Mover:
         def write() -> None:
             for fd in unsynced:  # a snapshot never covers what is not on the platter
                 self._disk.sync(fd)
+            for segment in leaving:
+                segment.leave()
             for segment, rows in flags:
                 segment.write_flags(rows)
             self._disk.write_whole(path, encode_snapshot(state))
@@ -375,15 +385,20 @@ class Mover:
             self.snapshot_ms = engine.clock.now_ms()
             for pipe, at in pipes:
                 pipe.saved_at = at
+            for segment in leaving:
+                segment.leaving = None
             if self.keep_files:
                 return
             for segment in dead:
                 segment.unlink()
+                if segment.cold and self._relocator is not None:
+                    self._relocator.remove([segment.path], folder=os.path.dirname(segment.path))
             for topic in dropped:
                 for segment in topic.segments:
-                    self._files.forget(segment.path)
-                    self._files.forget(index_path(segment.path))
+                    segment.forget_files()
                 self._disk.remove_dir(topic_dir(self._settings.data_dir, topic.id))
+                if self._relocator is not None:
+                    self._relocator.remove_topic(topic.id)
             self._freed.extend(wal.trim(covered_lsn=covered))
             self._unlink_freed()
 
@@ -391,6 +406,7 @@ class Mover:
             """Nothing was promised: everything taken for this snapshot waits for the next."""
             for segment, rows in dirty:
                 segment.dirty |= rows
+            self._leaving = leaving + self._leaving
             engine.dropped = dropped + engine.dropped
             self._dead = dead + self._dead
             self._old_snapshots = stale
@@ -432,14 +448,13 @@ class Mover:
 
     def _submit(self, job: _Job) -> None:
         self.busy = True
-        self._jobs.put(job)
+        self._worker.submit(job.work, partial(self._ended, job))
 
     def take(self) -> None:
         """Take in the result of the job that ended, if one did."""
-        if not self._done:
-            return
-        read_signal(self.event_fd)
-        job, result, error = self._done.popleft()
+        self._worker.take()
+
+    def _ended(self, job: _Job, result: Any, error: Exception | None) -> None:
         self.busy = False
         if error is None:
             job.finished(result)
@@ -456,24 +471,10 @@ class Mover:
 
     def wait(self) -> None:
         """Block until no job runs; for stopping, recovery and tests."""
-        while self.busy:
-            wait_readable(self.event_fd)
-            self.take()
+        self._worker.wait()
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-        os.close(self.event_fd)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            result, error = None, None
-            try:
-                result = job.work()
-            except Exception as failure:  # carried to the loop, which decides
-                error = failure
-            self._done.append((job, result, error))
-            os.eventfd_write(self.event_fd, 1)
+        self._worker.close()
 
 
 def _reads_from(topic: Topic, file: WalFile) -> bool:

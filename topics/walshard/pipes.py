@@ -34,6 +34,7 @@ from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo
 from topics.walshard.copies import Copies, Pipe
 from topics.walshard.disk import KILL_POINTS, kill_point
+from topics.walshard.fetcher import window
 from topics.walshard.topic import Topic
 
 _HOP_RANGES = 65_536
@@ -337,6 +338,10 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
         if row.first >= stop:
             at = stop - 1
             break
+        if cache.away(row):
+            if taken or lost:
+                break
+            raise window(topic, cache, first=row, records=request.limit, size=request.max_bytes)
         start = max(0, at + 1 - row.first)
         complete = complete and row.first <= at + 1
         at = row.last

@@ -81,6 +81,7 @@ class LongPolls:
             self._forget_done(topic_id)
 
     def _read(self, poll: _Poll) -> reads.Reading:
+        """Never of the cold tier: whoever waits was at the head, and what has come since is among the newest."""
         request = poll.request
         return reads.read(poll.topic, request, self._cache, from_seq=request.from_seq, nodes=request.nodes)
 

@@ -27,6 +27,7 @@ from topics.walshard.mover import Mover
 from topics.walshard.quota import Quota
 from topics.walshard.recovery import Recovery, boot_id
 from topics.walshard.segments import OpenFiles
+from topics.walshard.relocator import Relocator
 from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
@@ -65,6 +66,7 @@ class Shard:
         self._before = list(context.row.words[: Word.NAME])  # what was counted by processes before this one
         self._stopping = False
         self._disk = Disk()
+        self._relocator: Relocator | None = None  # where there is a cold tier
         self._busy_ns = 0
         self._maintain_ns = 0  # when maintenance is next due ...
         self._settled = False  # ... unless nothing came since it last found nothing to do
@@ -98,6 +100,7 @@ class Shard:
             shards=context.shards,
             boot=boot,
             progress=context.recovering,
+            cold=context.cold,
         )
         recovered = recovery.run(layout=old_layout, old_shards=old_shards)
         for note in recovered.notes:
@@ -128,6 +131,11 @@ class Shard:
         self._engine.on_fault = self._fault
         self._engine.dropped = recovered.dropped
         self._engine.commit.on_sync = self._count_sync
+        if context.cold is not None:
+            self._relocator = Relocator(self._disk, cold_dir=context.cold, settings=settings, now_ms=clock.now_ms)
+            self._relocator.on_trouble = lambda reason: context.log.warning("relocation stopped", reason=reason)
+            for topic in recovered.topics.values():
+                self._relocator.consider(topic)
         self._mover = Mover(
             self._engine,
             self._disk,
@@ -138,6 +146,7 @@ class Shard:
             folder=folder,
             next_snapshot_no=recovered.next_snapshot_no,
             snapshot_lsn=0 if moving else recovered.snapshot_lsn,
+            relocator=self._relocator,
         )
         self._engine.pipes.settle = self._mover.settle
         if moving:
@@ -146,7 +155,11 @@ class Shard:
             self._remove_stale(context.layout)
             for path in recovered.snapshots:
                 self._mover.adopt_snapshot(path)
-            removed = remove_leftovers(recovered, settings, shard=context.index, shards=context.shards, disk=self._disk)
+            removed = sum(
+                remove_leftovers(recovered, root, shard=context.index, shards=context.shards, disk=self._disk)
+                for root in (settings.data_dir, context.cold)
+                if root is not None
+            )
             if removed:
                 context.log.info("removed leftover files", files=removed)
         self._publish_counters()
@@ -206,6 +219,10 @@ class Shard:
         )
         idle.register(self._syncer.event_fd)
         idle.register(mover.event_fd)
+        self._engine.fetcher.on_start = idle.register
+        relocator = self._relocator
+        if relocator is not None:
+            idle.register(relocator.event_fd)
         self._maintain_ns = time.monotonic_ns() + MAINTENANCE_NS
         last_work_ns = 0
         while not self._stopping:
@@ -220,11 +237,20 @@ class Shard:
                 period = now - self._maintain_ns + MAINTENANCE_NS
                 quiet = self._busy_ns < QUIET_SHARE * period
                 self._settled = not mover.step(quiet=quiet) and quiet
+                if relocator is not None:
+                    self._settled = not relocator.step() and self._settled
+                    self._look_ahead()
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()
         self._finish()
         idle.close()
+
+    def _look_ahead(self) -> None:
+        """Before caps and TTL cut into what is in the cold tier."""
+        assert self._relocator is not None
+        for topic in self._relocator.tiered:
+            self._engine.fetcher.look_ahead(topic)
 
     def _has_work(self) -> bool:
         return any([link.has_work() for link in self._links.values()]) or self._engine.tails.can_push()
@@ -278,6 +304,11 @@ class Shard:
             commit.synced(outcome)
         if self._mover.busy:
             self._mover.take()
+        if engine.fetcher.busy:
+            engine.fetcher.take()
+        if self._relocator is not None and self._relocator.busy:
+            self._relocator.take()
+            self._settled = False
         if commit.sync_due_ns is not None and now_ns >= commit.sync_due_ns and not self._syncer.busy:
             commit.sync_now()
         engine.polls.end_due(engine.refresh)
@@ -299,6 +330,7 @@ class Shard:
     def _finish(self) -> None:
         """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
         self._round(time.monotonic_ns())
+        self._engine.fetcher.wait()
         self._mover.wait()
         for topic in self._engine.topics.values():
             while topic.has_copies:
@@ -314,6 +346,9 @@ class Shard:
         self._mover.wait()
         self._syncer.close()
         self._mover.close()
+        self._engine.fetcher.close()
+        if self._relocator is not None:
+            self._relocator.close()
         self._context.log.info("stopped", lsn=self._engine.wal.written_lsn)
 
     # --- callbacks -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from topics.actors.messages import Diff, Follow, Op, Read
 from topics.storage.columns import Columns
 from topics.walshard import render
 from topics.walshard.cache import BatchCache
+from topics.walshard.fetcher import window
 from topics.walshard.rows import Row
 from topics.walshard.topic import Topic
 
@@ -79,11 +80,12 @@ def read(
     origins: list[str | None] | None = None,
 ) -> Reading:
     """What the request's window holds behind from_seq. With `origins` each part is one record, whose node is added
-    to that list."""
+    to that list. Raises Away if all of it has to be fetched from the cold tier first."""
     tombstone, from_seq = find_gap(topic, from_seq)
     stop = next_hole(topic, from_seq) if topic.holes or topic.trims else topic.head_seq + 1
     own = frozenset(nodes) if nodes and topic.config.dedupe_node else None
     plain = request.include_meta and not request.include_tags and include_data
+    shown = plain and own is None and origins is None  # the rendered form is all that is needed
     parts: list[bytes] = []
     scanned = 0
     budget = request.max_bytes
@@ -98,6 +100,10 @@ def read(
         if row.first >= stop:
             last = stop - 1
             break
+        if row.body is None and not (shown and row.rendered is not None) and cache.away(row):
+            if scanned or tombstone is not None:
+                break  # the rest is the next reading's
+            raise window(topic, cache, first=row, records=request.limit, size=request.max_bytes)
         if plain:
             rendered = cache.rendered(row)
         else:

@@ -33,10 +33,9 @@ from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FrameType
-from topics.storage.frames import Frame, WalHeader, decode_wal_header, find_frame_after, scan
+from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, find_frame_after, scan
 from topics.storage.leases import is_log_name
 from topics.storage.paths import (
-    index_path,
     parse_numbered,
     parse_topic_dir,
     segment_name,
@@ -116,6 +115,7 @@ class Recovery:
         shards: int,
         boot: bytes,
         progress: Callable[[int], None],
+        cold: str | None = None,
     ) -> None:
         self._settings = settings
         self._disk = disk
@@ -124,6 +124,7 @@ class Recovery:
         self._shard = shard
         self._shards = shards
         self._boot = boot
+        self._cold = cold  # where segments may be that are not in the data folder
         self._progress = progress
         self._totals = Totals()
         self._topics: dict[int, Topic] = {}
@@ -224,15 +225,9 @@ class Recovery:
         self._floors[state.id] = state.floor
         topic.head_seq = 0
         for known in state.segments:
-            path = os.path.join(topic_dir(self._settings.data_dir, state.id), segment_name(known.first_seq))
-            try:
-                segment = Segment(path, read_header(path, self._disk), self._files)
-            except FileNotFoundError:
-                raise CorruptData(
-                    f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
-                ) from None
+            segment = self._find_segment(state, known.first_seq)
             if segment.header.topic_id != state.id:
-                raise CorruptData(f"{path}: belongs to another topic")
+                raise CorruptData(f"{segment.path}: belongs to another topic")
             segment.flagged = known.flagged
             if known.sealed:
                 blocks = self._sealed_blocks(segment)
@@ -247,8 +242,29 @@ class Recovery:
         topic.head_seq = max(topic.head_seq, min(state.flushed_seq, state.head_seq))
         topic.next_seq = topic.head_seq + 1
 
+    def _find_segment(self, state: TopicState, first_seq: int) -> Segment:
+        """The hot file counts where both are: the copy may be without its latest delete flags."""
+        path = os.path.join(topic_dir(self._settings.data_dir, state.id), segment_name(first_seq))
+        try:
+            return Segment(path, read_header(path, self._disk), self._files)
+        except FileNotFoundError:
+            if self._cold is None:
+                raise CorruptData(
+                    f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
+                ) from None
+        cold = os.path.join(topic_dir(self._cold, state.id), segment_name(first_seq))
+        try:
+            segment = Segment(path, read_header(cold, self._disk), self._files)
+        except FileNotFoundError:
+            raise CorruptData(
+                f"{path}: this segment of topic {state.name!r} is missing, and so is {cold} in the cold tier. Is that "
+                "disk mounted? Otherwise restore it from a backup"
+            ) from None
+        segment.path, segment.cold = cold, True
+        return segment
+
     def _sealed_blocks(self, segment: Segment) -> list[BlockEntry]:
-        path = index_path(segment.path)
+        path = segment.index_path
         if not os.path.exists(path):
             raise CorruptData(f"{path}: the index of this segment is missing; restore it from a backup")
         return segment.index().blocks
@@ -346,7 +362,8 @@ class Recovery:
         """None: the crash came before the file had a header, so it never held a frame."""
         path = folder.wals[at][1]
         if len(data) >= FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
-            return decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+            header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
+            return msgspec.structs.replace(header, boot_id=self._boot) if header.boot_id == WHOLE else header
         if at + 1 < len(folder.wals) or _nonzero(data, 0):
             raise CorruptData(f"{path}: this WAL file has lost its header; restore it from a backup")
         return None

@@ -10,6 +10,9 @@ Whole rows go at once; only the row at the floor is cut. ts never falls along a 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from topics.storage.columns import Columns
 from topics.walshard.rows import Row
 from topics.walshard.topic import Topic, record_sizes
@@ -33,7 +36,9 @@ def expire(topic: Topic, *, now_ms: int) -> None:
 
 
 def _before(row: Row, horizon: int) -> list[int]:
-    times = list(Columns(row.load(), count=row.count, ts=row.first_ts).times())
+    if row.times is None:
+        row.times = array("Q", Columns(row.load(), count=row.count, ts=row.first_ts).times())
+    times = row.times
     return [index for index in row.live_indexes() if times[index] < horizon]
 
 
@@ -48,7 +53,9 @@ def enforce_caps(topic: Topic) -> None:
             assert front is not None
             excess = topic.count - config.cap_records
             live = list(front.live_indexes())
-            _evict(topic, front, live[:excess], sizes=None)
+            if excess < len(live):
+                front.sizes = record_sizes(front)  # kept: the next batch cuts into it again
+            _evict(topic, front, live[:excess], sizes=front.sizes)
     if config.cap_bytes:
         while topic.bytes > config.cap_bytes:
             front = topic.rows.front()
@@ -57,7 +64,7 @@ def enforce_caps(topic: Topic) -> None:
             if topic.bytes - front.size >= config.cap_bytes:
                 _evict(topic, front, live, sizes=None)
                 continue
-            sizes = record_sizes(front)
+            sizes = front.sizes = record_sizes(front)  # kept: the next batch cuts into it again
             over = topic.bytes - config.cap_bytes
             taken = 0
             for index in live:
@@ -68,12 +75,12 @@ def enforce_caps(topic: Topic) -> None:
             _evict(topic, front, live[:taken], sizes=sizes)
 
 
-def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> None:
+def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: Sequence[int] | None) -> None:
     topic.evicted_total += len(indexes)
     topic.cap_seq = max(topic.cap_seq, _lose(topic, row, indexes, sizes=sizes))
 
 
-def _lose(topic: Topic, row: Row, indexes: list[int], *, sizes: list[int] | None) -> int:
+def _lose(topic: Topic, row: Row, indexes: list[int], *, sizes: Sequence[int] | None) -> int:
     """Take a prefix of the front row's live records away, against the reader's will; returns the last seq lost."""
     last = row.first + indexes[-1]
     topic.evict_floor = max(topic.evict_floor, last + 1)

@@ -38,7 +38,8 @@ class Row(msgspec.Struct, eq=False):
     skip: int = 0
     flags: bytearray | None = None
     rendered: Any = None  # a render.Rendered, kept by the cache
-    sizes: array[int] | None = None  # of its records, while they are deleted one by one
+    sizes: array[int] | None = None  # of its records, while they are removed one by one
+    times: array[int] | None = None  # likewise
 
     @property
     def last(self) -> int:

@@ -4,6 +4,8 @@ Blocks are appended to a topic's open segment when its tail leaves the WAL; a fu
 index. What a snapshot does not name does not count: blocks behind `data_bytes` are overwritten or cut off, and a
 segment that died is unlinked only after a snapshot without it. Delete flags change in memory first and on disk with
 the next checkpoint, before the WAL frame that asked for it may go.
+
+A sealed segment may be in the cold tier (relocator.py): then `path` is there, and its index stayed where it was.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
+from topics.errors import CorruptData, DiskFull
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, FILE_HEADER_BYTES
 from topics.storage.paths import index_path
@@ -27,7 +30,7 @@ from topics.storage.segment import (
     tag_rows,
 )
 from topics.storage.snapshot import SegmentState
-from topics.walshard.disk import Disk
+from topics.walshard.disk import Disk, kill_point
 from topics.walshard.rows import Row
 
 
@@ -57,6 +60,9 @@ class OpenFiles:
 class Segment:
     def __init__(self, path: str, header: SegmentHeader, files: OpenFiles) -> None:
         self.path = path
+        self.index_path = index_path(path)
+        self.cold = False
+        self.leaving: str | None = None  # its hot file, while a copy in the cold tier already counts
         self.header = header
         self.first_seq = header.first_seq
         self.last_seq = header.first_seq - 1
@@ -99,11 +105,30 @@ class Segment:
         data = self._files.disk.read(self._files.fd(self.path), row.length, row.offset)
         return read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body
 
+    def read_bodies(self, rows: list[Row]) -> list[bytes | None]:
+        """Of a cold segment, on a thread: None for what can't be read."""
+        disk = self._files.disk
+        try:
+            fd = disk.open(self.path)
+        except OSError:
+            return [None] * len(rows)
+        found: list[bytes | None] = []
+        try:
+            for row in rows:
+                try:
+                    data = disk.read(fd, row.length, row.offset)
+                    found.append(read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body)
+                except (OSError, CorruptData):
+                    found.append(None)
+        finally:
+            disk.close(fd)
+        return found
+
     def read_flags(self, entry: BlockEntry) -> bytes:
         return self._files.disk.read(self._files.fd(self.path), entry.count, entry.flags_offset)
 
     def index(self) -> SegmentIndex:
-        path = index_path(self.path)
+        path = self.index_path
         fd = self._files.fd(path)
         disk = self._files.disk
         need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=path)
@@ -113,7 +138,7 @@ class Segment:
         """From the tag pages of a sealed segment; the records may be dead."""
         index = self.index()
         places = index.pages_for_prefix(tag) if prefix else index.pages_for_tag(tag)
-        path = index_path(self.path)
+        path = self.index_path
         found: list[int] = []
         for offset, length in places:
             data = self._files.disk.read(self._files.fd(path), length, offset)
@@ -135,13 +160,18 @@ class Segment:
     def write_flags(self, rows: list[tuple[int, bytes]]) -> None:
         """(offset, flags) of dirty rows, durably. Runs on the mover's thread."""
         disk = self._files.disk
-        fd = disk.open(self.path, write=True)
         try:
-            for offset, flags in rows:
-                disk.write(fd, flags, offset)
-            disk.sync(fd)
-        finally:
-            disk.close(fd)
+            fd = disk.open(self.path, write=True)
+            try:
+                for offset, flags in rows:
+                    disk.write(fd, flags, offset)
+                disk.sync(fd)
+            finally:
+                disk.close(fd)
+        except OSError as error:
+            if not self.cold:
+                raise
+            raise DiskFull(f"the cold tier does not take the delete flags of {self.path}: {error}") from error
 
     def take_dirty(self) -> list[tuple[int, bytes]]:
         rows = []
@@ -178,10 +208,51 @@ class Segment:
         self.sealed = True
         self.blocks = []
 
-    def unlink(self) -> None:
-        for path in (self.path, index_path(self.path)):
+    def forget_files(self) -> None:
+        for path in (self.path, self.index_path):
             self._files.forget(path)
-            self._files.disk.unlink(path)
+
+    def unlink(self) -> None:
+        """What is hot of it; the rest is the relocator's to remove."""
+        self.forget_files()
+        for path in (self.path, self.index_path, self.leaving):
+            if path is not None and not (self.cold and path == self.path):
+                self._files.disk.unlink(path)
+
+    # --- the cold tier ---
+
+    def relocate(self, path: str) -> None:
+        """A complete copy is there: read and flag that one."""
+        self._files.forget(self.path)
+        self.leaving = self.path
+        self.path = path
+        self.cold = True
+
+    def leave(self) -> None:
+        """Take over the flags of the hot file, then remove it. Again is fine. On the mover's thread."""
+        if self.leaving is None:
+            return
+        disk = self._files.disk
+        if self.flagged:
+            try:
+                hot = disk.open(self.leaving)
+            except FileNotFoundError:
+                return
+            try:
+                fd = disk.open(self.index_path)
+                try:
+                    need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=self.index_path)
+                    blocks = decode_index(disk.read(fd, need, 0), path=self.index_path).blocks
+                finally:
+                    disk.close(fd)
+                flags = [(entry.flags_offset, disk.read(hot, entry.count, entry.flags_offset)) for entry in blocks]
+            finally:
+                disk.close(hot)
+            self.write_flags(flags)
+        kill_point("leave")
+        disk.unlink(self.leaving)
+        disk.sync_dir(os.path.dirname(self.leaving))
+        kill_point("left")
 
 
 def read_header(path: str, disk: Disk) -> SegmentHeader:

@@ -18,6 +18,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from topics import limits
@@ -27,6 +28,7 @@ from topics.errors import ApiError, CorruptData, being_rebuilt, topic_not_found
 from topics.walshard import reads
 from topics.walshard.bands import AGE_TICK_MS, DEFERRED, Bands
 from topics.walshard.cache import BatchCache
+from topics.walshard.fetcher import Away, Fetcher
 from topics.walshard.priority import effective_priority
 from topics.walshard.topic import Topic
 
@@ -49,7 +51,7 @@ class Follower(Protocol):
 
 
 class _Tail:
-    __slots__ = ("at", "correlation", "follower", "paced_ms", "request", "topic")
+    __slots__ = ("at", "correlation", "fetching", "follower", "paced_ms", "request", "topic")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class _Tail:
         self.correlation = correlation
         self.at = at
         self.paced_ms = 0  # when its follower was last told that it has to wait
+        self.fetching = False  # what comes next is on its way from the cold tier
 
     @property
     def behind(self) -> bool:
@@ -77,11 +80,13 @@ class Tails:
         *,
         topics: dict[str, Topic],
         cache: BatchCache,
+        fetcher: Fetcher,
         refresh: Callable[[Topic], None],
         now_ms: Callable[[], int],
     ) -> None:
         self._topics = topics
         self._cache = cache
+        self._fetcher = fetcher
         self._refresh = refresh
         self._now_ms = now_ms
         self._by_topic: dict[int, list[_Tail]] = {}
@@ -175,7 +180,7 @@ class Tails:
         if topic.deriving:
             return
         for tail in self._by_topic.get(topic.id, ()):
-            if tail not in self._behind:
+            if tail not in self._behind and not tail.fetching:
                 self._fell_behind(tail)
 
     def _fell_behind(self, tail: _Tail) -> None:
@@ -252,7 +257,7 @@ class Tails:
             now_ms=now_ms,
             ready=lambda tail: budget[tail.follower] > 0,
             push=push,
-            behind=lambda tail: tail.behind,
+            behind=lambda tail: tail.behind and not tail.fetching,
             priority=self._priority,
             floor=floor,
         )
@@ -283,6 +288,10 @@ class Tails:
             topic.last_read_ts = self._now_ms()
         try:
             message, tail.at = self._piece(tail)
+        except Away as away:
+            tail.fetching = True
+            self._fetcher.fetch(away, partial(self._fetched, tail), asked_by=tail.follower, correlation=-1)
+            return 0
         except (CorruptData, OSError) as error:
             # One topic's damage is not the shard's: its followers are told and may ask again.
             failure = ApiError("internal", f"stored data is damaged: {error}")
@@ -294,6 +303,16 @@ class Tails:
         self._marks[tail.follower] = _UNFLUSHED
         self.pushes += 1
         return len(message)
+
+    def _fetched(self, tail: _Tail) -> None:
+        """Pushed at once: nothing says that a small cache still has it later."""
+        tail.fetching = False
+        if self._by_correlation.get((id(tail.follower), tail.correlation)) is not tail:
+            return
+        if self._ready(tail.follower):
+            self._push(tail)
+        if tail.behind and not tail.fetching:
+            self._fell_behind(tail)
 
     def _piece(self, tail: _Tail) -> tuple[bytes, int]:
         if isinstance(tail.request, messages.FollowHead):
@@ -311,9 +330,12 @@ class Tails:
 
     def _align(self, tail: _Tail) -> None:
         for _ in range(_ALIGN_PUSHES):
-            if tail.follower.outbox_bytes > limits.PUSH_BYTES:
+            if tail.fetching or tail.follower.outbox_bytes > limits.PUSH_BYTES:
                 return
             self._push(tail)
+            if tail.fetching:
+                self._behind.discard(tail)
+                return
             if tail.at == tail.topic.head_seq:
                 self._behind.discard(tail)
                 return

@@ -203,7 +203,7 @@ class Topic:
                 self.totals.dead_segments += 1
         if not isinstance(source, Copies):  # the mover may be reading it, and it is nowhere else
             row.body = None
-        row.rendered = row.sizes = None
+        row.rendered = row.sizes = row.times = None
 
     def drop(self) -> None:
         """The topic is gone: nothing of it counts any more, and its rows let go of their files."""
@@ -264,6 +264,21 @@ class Topic:
         self.deleted_total += deleted
         return deleted
 
+    def rows_cut_by(self, seqs: Sequence[int]) -> list[Row]:
+        """Where these live seqs are (ascending), but for rows that they empty."""
+        found: list[Row] = []
+        row: Row | None = None
+        taken = 0
+        for seq in seqs:
+            if row is None or seq > row.last:
+                if row is not None and taken < row.live:
+                    found.append(row)
+                row, taken = self.rows.find(seq), 0
+            taken += 1
+        if row is not None and taken < row.live:
+            found.append(row)
+        return found
+
     def is_live(self, seq: int) -> bool:
         row = self.rows.find(seq)
         return row is not None and row.live > 0 and row.is_live(seq - row.first)
@@ -277,7 +292,7 @@ class Topic:
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
         if keep_sizes and row.sizes is None and len(indexes) < row.live:
-            row.sizes = array("I", record_sizes(row))
+            row.sizes = record_sizes(row)
         self.remove(row, indexes, sizes=row.sizes)
         return len(indexes)
 
@@ -366,5 +381,7 @@ def merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def record_sizes(row: Row) -> list[int]:
-    return Columns(row.load(), count=row.count, ts=row.first_ts).sizes()
+def record_sizes(row: Row) -> array[int]:
+    if row.sizes is not None:
+        return row.sizes
+    return array("I", Columns(row.load(), count=row.count, ts=row.first_ts).sizes())

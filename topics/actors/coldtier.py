@@ -1,0 +1,101 @@
+"""The folder of the cold tier: whose it is, decided before a server starts.
+
+    <cold>/cold.json              the id that the data folder's manifest also has
+    <cold>/topics/<id>/*.data     sealed segments that have left the data folder
+
+The id keeps two data folders from sharing one cold folder, where each would remove what it does not know. It also lets
+the folder move: whoever brings it to another place and names that in TOPICS_COLD_DIR is recognised. Without
+TOPICS_COLD_DIR nothing more is moved there, and what is there is still read.
+
+cold.json is written before the manifest names the folder: a crash in between leaves a folder that the next start, with
+the same settings, refuses only if something else is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import msgspec
+
+from topics.errors import StartRefused
+from topics.storage.manifest import COLD_NOTE, Manifest
+
+
+class _Note(msgspec.Struct):
+    id: str
+
+
+def settle_cold(data_dir: str, manifest: Manifest, cold_dir: str | None) -> Manifest:
+    """The manifest as it has to be with this setting; raises StartRefused where segments would be out of reach."""
+    if cold_dir is None:
+        if manifest.cold is not None:
+            _require(manifest, manifest.cold)
+        return manifest
+    cold = os.path.abspath(cold_dir)
+    if os.path.commonpath([cold, os.path.abspath(data_dir)]) == os.path.abspath(data_dir):
+        raise StartRefused(f"TOPICS_COLD_DIR {cold} is inside the data folder: choose a folder on another disk")
+    found = _read_id(cold)
+    if manifest.cold_id is None:
+        if found is not None or _segments_in(cold):
+            raise StartRefused(
+                f"TOPICS_COLD_DIR {cold} is the cold tier of another data folder: choose an empty folder"
+            )
+        return _begin(cold, manifest, secrets.token_hex(8))
+    if found == manifest.cold_id:
+        return msgspec.structs.replace(manifest, cold=cold)
+    if found is not None or _segments_in(cold):
+        raise StartRefused(f"TOPICS_COLD_DIR {cold} is the cold tier of another data folder: choose an empty folder")
+    old = manifest.cold
+    if old is not None and old != cold and _read_id(old) == manifest.cold_id and not _segments_in(old):
+        return _begin(cold, manifest, manifest.cold_id)
+    raise StartRefused(
+        f"segments of {data_dir} are in the cold tier {old}, and TOPICS_COLD_DIR {cold} is empty: mount that disk, or "
+        f"move everything in {old} to {cold}"
+    )
+
+
+def _require(manifest: Manifest, cold: str) -> None:
+    if _read_id(cold) != manifest.cold_id:
+        raise StartRefused(
+            f"the cold tier {cold}, where segments may be, is not there or is another: mount that disk, or name the "
+            "place it was moved to as TOPICS_COLD_DIR"
+        )
+
+
+def _read_id(cold: str) -> str | None:
+    path = os.path.join(cold, COLD_NOTE)
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=_Note).id
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.DecodeError) as exc:
+        raise StartRefused(f"can't read {path}: {exc}. Make it readable, or restore it from a backup") from None
+
+
+def _segments_in(cold: str) -> bool:
+    try:
+        return any(files for _, _, files in os.walk(os.path.join(cold, "topics")))
+    except OSError as exc:
+        raise StartRefused(f"can't read {cold}: {exc.strerror}") from None
+
+
+def _begin(cold: str, manifest: Manifest, id: str) -> Manifest:
+    path = os.path.join(cold, COLD_NOTE)
+    try:
+        os.makedirs(cold, mode=0o750, exist_ok=True)
+        temporary = f"{path}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(msgspec.json.encode(_Note(id)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fd = os.open(cold, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        raise StartRefused(f"can't use {cold} as TOPICS_COLD_DIR: {exc.strerror}") from None
+    return msgspec.structs.replace(manifest, cold=cold, cold_id=id)

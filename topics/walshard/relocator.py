@@ -1,0 +1,183 @@
+"""Moves sealed segments to the cold tier, on a thread of its own and with half of the time idle.
+
+    1  copy     <cold>/topics/<id>/<first>.data.tmp, synced, renamed, its folder synced        on the thread
+    2  switch   the segment reads from the copy; flags that changed meanwhile go there too      in a checkpoint,
+    3  unlink   the hot file, its folder synced                                                  in this order,
+    4           the snapshot                                                                     by the mover
+
+While both files are there the hot one counts: so a crash before 3 leaves it as it was (and a copy that the next start
+removes), and after 3 the cold one has every flag that a snapshot may take for granted. Indexes stay hot: they are
+small, and deletes by tag and a start need them.
+
+A cold disk that is full or gone stops relocation, which tries again later; nothing else notices.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from topics.errors import CorruptData, DiskFull
+from topics.settings import Settings
+from topics.storage.paths import segment_name, topic_dir
+from topics.walshard.disk import Disk
+from topics.walshard.segments import Segment
+from topics.walshard.topic import Topic
+from topics.walshard.worker import Worker
+
+_RETRY_MS = 30_000
+
+
+class Arrival(NamedTuple):
+    """A copy that is complete."""
+
+    topic: Topic
+    segment: Segment
+    path: str
+
+
+def surplus(segments: Iterable[Segment], *, keep_segments: int, keep_bytes: int) -> list[Segment]:
+    """Hot sealed segments that are no longer among the most recent, oldest first; keep_bytes 0: the count decides."""
+    hot = [segment for segment in segments if segment.sealed and not segment.cold and segment.live_rows]
+    kept = size = 0
+    for segment in reversed(hot):
+        size += segment.data_bytes
+        if kept == keep_segments or (keep_bytes and size > keep_bytes):
+            break
+        kept += 1
+    return hot[: len(hot) - kept]
+
+
+class Relocator:
+    def __init__(self, disk: Disk, *, cold_dir: str, settings: Settings, now_ms: Callable[[], int]) -> None:
+        self._disk = disk
+        self._cold_dir = cold_dir
+        self._settings = settings
+        self._now_ms = now_ms
+        self._worker = Worker("relocator")
+        self._looked_at: dict[Topic, None] = {}  # topics that may have segments to move, in order
+        self._copying: Segment | None = None
+        self._retry_ms = 0
+        self._closing = False
+        self._stopped = False  # said so once
+        self.event_fd = self._worker.event_fd
+        self.arrived: list[Arrival] = []
+        self.tiered: set[Topic] = set()  # topics that have segments in the cold tier
+        self.on_trouble: Callable[[str], None] = lambda reason: None
+        self.relocated = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._worker.outstanding > 0
+
+    @property
+    def copying(self) -> bool:
+        return self._copying is not None
+
+    def consider(self, topic: Topic) -> None:
+        """It may have more hot segments than it should."""
+        if self._settings.cold_dir is not None:
+            self._looked_at[topic] = None
+        if any(segment.cold for segment in topic.segments):
+            self.tiered.add(topic)
+
+    def step(self) -> bool:
+        """Begin the next copy, if one is due; returns whether there is more to do."""
+        if self._copying is not None or not self._looked_at:
+            return self.busy
+        if self._now_ms() < self._retry_ms:
+            return True
+        waiting = {arrival.segment for arrival in self.arrived}
+        settings = self._settings
+        while self._looked_at:
+            topic = next(iter(self._looked_at))
+            found: list[Segment] = []
+            if not topic.dropped:
+                found = surplus(
+                    topic.segments, keep_segments=settings.hot_retain_segments, keep_bytes=settings.hot_retain_bytes
+                )
+            for segment in found:
+                if segment not in waiting:
+                    self._copy(topic, segment)
+                    return True
+            del self._looked_at[topic]
+        return self.busy
+
+    def _copy(self, topic: Topic, segment: Segment) -> None:
+        folder = topic_dir(self._cold_dir, topic.id)
+        path = os.path.join(folder, segment_name(segment.first_seq))
+        source, size = segment.path, segment.data_bytes
+        self._copying = segment
+
+        def work() -> bool:
+            self._disk.make_dir(folder)
+            return self._disk.copy(source, path, size, go_on=self._go_on)
+
+        def then(complete: bool | None, error: Exception | None) -> None:
+            self._copying = None
+            if error is not None:
+                self._trouble(error)
+            elif complete:
+                self._stopped = False
+                if topic.dropped or segment not in topic.segments:
+                    self.remove([path], folder=folder)
+                else:
+                    self.arrived.append(Arrival(topic, segment, path))
+
+        self._worker.submit(work, then)
+
+    def _go_on(self, took_s: float) -> bool:
+        """Between pieces: give the disks to others for as long as we had them."""
+        time.sleep(min(took_s, 0.5))
+        return not self._closing
+
+    def _trouble(self, error: Exception) -> None:
+        if not isinstance(error, OSError | DiskFull | CorruptData):
+            raise error
+        self._retry_ms = self._now_ms() + _RETRY_MS
+        if not self._stopped:
+            self._stopped = True
+            self.on_trouble(str(error))
+
+    def switch(self) -> list[Segment]:
+        """At the beginning of a checkpoint: segments whose copy counts from now on. Their hot files are to go."""
+        arrived, self.arrived = self.arrived, []
+        self.tiered = {topic for topic in self.tiered if any(segment.cold for segment in topic.segments)}
+        switched = []
+        for topic, segment, path in arrived:
+            if topic.dropped or segment not in topic.segments:
+                self.remove([path], folder=os.path.dirname(path))
+                continue
+            segment.relocate(path)
+            switched.append(segment)
+            self.tiered.add(topic)
+            self.relocated += 1
+        return switched
+
+    def remove(self, paths: list[str], *, folder: str) -> None:
+        """Of the cold tier, whenever that disk gets to it. What is left by a crash goes with the next start."""
+
+        def work() -> None:
+            for path in paths:
+                self._disk.unlink(path)
+            self._disk.remove_empty(folder)
+
+        self._worker.submit(work, lambda _, error: None)
+
+    def remove_topic(self, topic_id: int) -> None:
+        folder = topic_dir(self._cold_dir, topic_id)
+        self._worker.submit(lambda: self._disk.remove_dir(folder), lambda _, error: None)
+
+    def take(self) -> None:
+        self._worker.take()
+
+    def wait(self) -> None:
+        """For tests: until nothing is under way."""
+        self._worker.wait()
+
+    def close(self) -> None:
+        """A copy that is under way is left unfinished."""
+        self._closing = True
+        self._worker.close()
