@@ -200,4 +200,4 @@ def covers(plan: Plan, file: str) -> bool:
     files = plan.files
     if file in files or index_path(file) in files or file.removesuffix(".idx") + ".data" in files:
         return True
-    return file.startswith("wal") and any(os.path.dirname(other) == os.path.dirname(file) for other in files)
+    return file.startswith("wal") and any(os.path.dirname(other) in (file, os.path.dirname(file)) for other in files)

@@ -123,13 +123,15 @@ class _Salvage:
         self._file_no = file_no
         self._clean = clean
         self._log = SalvagedLog(shard=shard)
+        self._missing = False  # the last file that was looked at is the one that the snapshot names, and is not there
         self._torn: _Torn | None = None  # behind the last frame, and nothing good behind it in its file
 
     def run(self) -> SalvagedLog:
         numbers = self._numbers()
-        missing = self._file_no and self._file_no not in numbers
-        for number in sorted({*numbers, self._file_no} if missing else numbers):
-            if missing and number == self._file_no:
+        gone = self._file_no > 0 and self._file_no not in numbers
+        for number in sorted({*numbers, self._file_no} if gone else numbers):
+            self._missing = gone and number == self._file_no
+            if self._missing:
                 self._log.files.append(self._made_again(number))
                 continue
             self._read(number, last=number == max(numbers))
@@ -242,11 +244,10 @@ class _Salvage:
         last = log.files[-1] if log.files else None
         if last is None or not self._covered:
             return
-        short = log.last_lsn < self._covered and (log.last_lsn > 0 or last.number == self._file_no)
-        gone = last.number == self._file_no and not last.whole and not last.frames and not self._clean
-        if not short and not gone:
+        short = 0 < log.last_lsn < self._covered
+        if not short and not self._missing:
             return
-        if short and log.last_lsn:
+        if short:
             text = f"the log ends with frame {log.last_lsn}, but the snapshot has seen {self._covered}"
             last.faults.append(text)
         last.whole = False

@@ -1,0 +1,341 @@
+"""Kinds of damage one by one: what exactly a repair does about each, and what exactly it calls lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from folderplay import write_manifest
+from mended import build, check_server, check_word, frames_of, records, repair
+from model import Shard
+
+from topics import limits
+from topics.cli.repair import Report
+from topics.errors import TopicsError
+from topics.folder import mending, view
+from topics.folder.log import _boot_id
+from topics.folder.ranges import both, joined, minus, total
+from topics.folder.view import Folder
+from topics.storage.config import TopicConfig
+from topics.storage.format import FrameType
+from topics.storage.frames import Frame
+from topics.storage.segment import decode_segment_header, scan_blocks
+from topics.storage.snapshot import decode_snapshot, decode_topic, encode_snapshot, encode_topic
+
+SHARD = Path("wal", "shard-00")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
+    monkeypatch.setattr(limits, "BLOCK_RECORDS", 8)
+    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
+        patch.setattr(limits, "BLOCK_RECORDS", 8)
+        folder = tmp_path_factory.mktemp("whole")
+        build(folder)
+    return folder
+
+
+@pytest.fixture
+def mine(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "data"))
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def lost(report: Report) -> list[tuple[str, int, int]]:
+    return [(loss.topic, loss.first, loss.last) for loss in report.lost]
+
+
+def placed(folder: Path, kind: FrameType, name: str, at: int = -1) -> tuple[Path, Frame]:
+    """A frame of a topic in the log."""
+    topics = Folder(str(folder)).topics
+    wanted = next(topic.id for topic in topics if topic.name == name)
+    found = [
+        (path, frame)
+        for path in sorted((folder / SHARD).glob("*.wal"))
+        for frame in frames_of(path)
+        if (frame.topic_id, frame.type) == (wanted, kind)
+    ]
+    return found[at]
+
+
+def segment_of(folder: Path, name: str, number: int) -> Path:
+    topic = next(topic for topic in Folder(str(folder)).topics if topic.name == name)
+    return folder / "topics" / f"{topic.id:016x}" / f"{topic.segments[number].first_seq:020d}.data"
+
+
+# --- the log -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_whose_head_can_be_read_is_lost_alone(whole: Path, mine: Path) -> None:
+    path, frame = placed(mine, FrameType.APPEND, "u", -2)
+    flip(path, frame.offset + 80)
+    report = repair(mine)
+    assert lost(report) == [("u", frame.first_seq, frame.last_seq)]
+    assert not report.also_lost
+    check_word(whole, mine, report)
+
+
+def test_a_batch_that_nothing_follows(whole: Path, mine: Path) -> None:
+    """Nobody else tells that its seqs were given out."""
+    path, frame = placed(mine, FrameType.APPEND, "u")
+    flip(path, frame.offset + 80)
+    report = repair(mine)
+    assert lost(report) == [("u", frame.first_seq, frame.last_seq)]
+    check_word(whole, mine, report)
+
+
+def test_a_batch_without_a_head_puts_all_in_doubt(whole: Path, mine: Path) -> None:
+    path, frame = placed(mine, FrameType.APPEND, "t", -2)
+    flip(path, frame.offset + 40)  # its number
+    report = repair(mine)
+    found = {topic: (first, last) for topic, first, last in lost(report)}
+    assert found.pop("t") == (frame.first_seq, frame.last_seq)  # the next batch tells
+    assert set(found) == {"old", "u"}  # of "new" there is more behind it, which goes on where it was
+    for first, last in found.values():
+        assert 0 < last - first < frame.length  # no more than the frame had room for
+    assert "can't be told" in report.also_lost[0]
+    check_word(whole, mine, report)
+
+
+def test_a_lost_delete_is_said(whole: Path, mine: Path) -> None:
+    path, frame = placed(mine, FrameType.DELETE, "u")
+    flip(path, frame.offset + 57)
+    report = repair(mine)
+    assert lost(report) == []
+    assert "a delete in topic u: its records are there again" in report.also_lost[0]
+    check_word(whole, mine, report)
+    topic = next(topic for topic in Folder(str(mine)).topics if topic.name == "u")
+    assert topic.deleted_total == 0
+
+
+def test_a_topic_whose_name_is_lost_keeps_its_records(whole: Path, mine: Path) -> None:
+    path, frame = placed(mine, FrameType.TOPIC, "new")
+    flip(path, frame.offset + 60)
+    report = repair(mine)
+    (topic,) = (topic for topic in Folder(str(mine)).topics if topic.id == frame.topic_id)
+    assert topic.name.startswith(f"lost-{frame.topic_id:016x}-")
+    assert topic.count == 5
+    assert any(topic.name in text for text in report.also_lost)
+    check_server(mine)
+
+
+def test_a_file_missing_in_the_middle_of_the_log(whole: Path, mine: Path) -> None:
+    paths = [path for path in sorted((mine / SHARD).glob("*.wal")) if frames_of(path)]
+    gone = frames_of(paths[-2])
+    paths[-2].unlink()
+    report = repair(mine)
+    check_word(whole, mine, report)
+    assert {topic for topic, _, _ in lost(report)} >= {"u"}
+    after = [frame.lsn for path in sorted((mine / SHARD).glob("*.wal")) for frame in frames_of(path)]
+    assert after == list(range(after[0], after[-1] + 1))
+    assert gone[0].lsn in after
+
+
+def test_the_file_that_the_snapshot_names(whole: Path, mine: Path) -> None:
+    (snapshot,) = (mine / SHARD).glob("*.snap")
+    state = decode_snapshot(snapshot.read_bytes(), path="")
+    for path in (mine / SHARD).glob("*.wal"):
+        if int(path.stem.split("-")[1], 16) >= state.file_no:
+            path.unlink()
+    report = repair(mine)
+    assert report.whole
+    assert any("the snapshot knows of it" in done.what for done in report.files)
+    heads = {topic.name: topic.head_seq for topic in Folder(str(whole)).topics}
+    for topic in Folder(str(mine)).topics:
+        assert topic.head_seq >= heads[topic.name] + limits.SEQ_RESERVE // 2
+    check_server(mine)
+
+
+def test_nothing_came_after_a_clean_snapshot(tmp_path: Path) -> None:
+    """So a missing log takes what was only there, and no seq is in doubt."""
+    shard = Shard(tmp_path, segment_max_events=20)
+    shard.restart(boot=_boot_id())
+    shard.put("t", TopicConfig())
+    shard.append("t", records(4))
+    shard.flush("t")
+    shard.append("t", records(3))
+    shard.stop()
+    write_manifest(tmp_path)
+    for path in (tmp_path / SHARD).glob("*.wal"):
+        path.unlink()
+    report = repair(tmp_path)
+    (loss,) = report.lost
+    assert (loss.topic, loss.last) == ("t", 7)
+    assert loss.first == 5
+    (topic,) = Folder(str(tmp_path)).topics
+    assert topic.head_seq == 7
+    check_server(tmp_path)
+
+
+# --- segments ------------------------------------------------------------------------------------------
+
+
+def blocks(path: Path) -> list[tuple[int, int, int]]:
+    data = path.read_bytes()
+    salt = decode_segment_header(data, path="").salt
+    return [(entry.offset, entry.first_seq, entry.last_seq) for entry, _ in scan_blocks(data, salt=salt, path="")]
+
+
+def test_a_block_that_is_nowhere_else(whole: Path, mine: Path) -> None:
+    path = segment_of(mine, "old", 0)
+    offset, first, last = blocks(path)[1]
+    flip(path, offset + 100)
+    report = repair(mine)
+    assert lost(report) == [("old", first, last)]
+    assert report.restored == []
+    assert check_word(whole, mine, report) == last - first + 1
+
+
+def test_a_block_that_is_in_the_log_too(whole: Path, mine: Path) -> None:
+    path = segment_of(mine, "t", -1)
+    for offset, _, _ in blocks(path):
+        flip(path, offset + 100)
+    report = repair(mine)
+    assert lost(report) == []
+    assert [(one.topic, one.first, one.last) for one in report.restored]
+    assert check_word(whole, mine, report) == 0
+
+
+def test_an_index_tells_what_a_missing_segment_held(whole: Path, mine: Path) -> None:
+    path = segment_of(mine, "t", 0)
+    held = [(first, last) for _, first, last in blocks(path)]
+    path.unlink()
+    report = repair(mine)
+    low = next(topic.low for topic in Folder(str(whole)).topics if topic.name == "t")
+    assert [(first, last) for _, first, last in lost(report)] == joined(minus(held, [(1, low - 1)]))
+    check_word(whole, mine, report)
+    assert not path.with_suffix(".idx").exists()
+
+
+def test_a_flag_of_no_meaning(whole: Path, mine: Path) -> None:
+    path = segment_of(mine, "old", 0)
+    data = path.read_bytes()
+    entry, _ = scan_blocks(data, salt=decode_segment_header(data, path="").salt, path="")[0]
+    flip(path, entry.flags_offset + 2)
+    report = repair(mine)
+    assert lost(report) == []
+    assert any(f"seq {entry.first_seq + 2}" in done.what for done in report.files)
+    assert path.read_bytes() == data
+    check_word(whole, mine, report)
+
+
+def test_a_segment_that_the_snapshot_forgot(whole: Path, mine: Path) -> None:
+    """Its seqs have no record then; nobody deleted them, so they are lost."""
+    (snapshot,) = (mine / SHARD).glob("*.snap")
+    state = decode_snapshot(snapshot.read_bytes(), path="")
+    topics = [decode_topic(raw) for raw in state.topics]
+    old = next(topic for topic in topics if topic.name == "old")
+    gone = old.segments.pop(0)
+    state.topics = [msgspec.Raw(encode_topic(topic)) for topic in topics]
+    snapshot.write_bytes(encode_snapshot(state))
+    report = repair(mine)
+    assert lost(report) == [("old", gone.first_seq, gone.last_seq)]
+    check_word(whole, mine, report)
+
+
+# --- snapshots and the rest ------------------------------------------------------------------------------
+
+
+def test_an_older_snapshot_takes_over(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, segment_max_events=20)
+    shard.restart(boot=_boot_id())
+    shard.put("t", TopicConfig())
+    shard.append("t", records(4))
+    shard.checkpoint()
+    (older,) = (tmp_path / SHARD).glob("*.snap")
+    kept = older.read_bytes()
+    shard.append("t", records(3))
+    shard.checkpoint()
+    shard.crash()
+    write_manifest(tmp_path)
+    older.write_bytes(kept)  # the crash came before it went
+    before = Path(shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-before")))
+    newest = max((tmp_path / SHARD).glob("*.snap"))
+    assert newest != older
+    flip(newest, 50)
+    report = repair(tmp_path)
+    assert lost(report) == []
+    assert not newest.exists()
+    assert check_word(before, tmp_path, report) == 0
+
+
+def test_a_log_from_the_beginning_needs_no_snapshot(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    shard.restart(boot=_boot_id())
+    shard.put("t", TopicConfig())
+    shard.append("t", records(4))
+    shard.checkpoint()
+    shard.append("t", records(3))
+    shard.crash()
+    write_manifest(tmp_path)
+    before = Path(shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-before")))
+    flip(max((tmp_path / SHARD).glob("*.snap")), 50)
+    report = repair(tmp_path)
+    assert check_word(before, tmp_path, report) == 0
+
+
+def test_a_header_of_a_snapshot_is_made_again(whole: Path, mine: Path) -> None:
+    (snapshot,) = (mine / SHARD).glob("*.snap")
+    flip(snapshot, 8)
+    report = repair(mine)
+    assert lost(report) == []
+    assert check_word(whole, mine, report) == 0
+
+
+def test_a_cold_tier_that_is_not_mounted_is_not_lost(mine: Path, tmp_path: Path) -> None:
+    write_manifest(mine, cold=str(tmp_path / "unmounted"))
+    with pytest.raises(TopicsError, match="the cold tier of this folder is not there: mount it"):
+        mending.plan(str(mine), now_ms=0)
+
+
+def test_routers_are_lost_aloud(whole: Path, mine: Path) -> None:
+    flip(mine / "routers", 40)
+    report = repair(mine)
+    assert "all routers" in report.also_lost[0]
+    assert not (mine / "routers").exists()
+    check_word(whole, mine, report)
+
+
+def test_a_file_of_somebody_else_stays(mine: Path) -> None:
+    (mine / "topics" / "README").write_text("mine")
+    assert repair(mine).files == []
+    assert (mine / "topics" / "README").exists()
+
+
+def test_a_plan_covers_what_belongs_together() -> None:
+    plan = mending.Plan(steps=[mending.Step(file="topics/0/1.idx", what=""), mending.Step(file="wal/s/a", what="")])
+    for file in ("topics/0/1.idx", "topics/0/1.data", "wal/s/b", "wal/s"):
+        assert mending.covers(plan, file)
+    for file in ("topics/0/2.data", "wal/t/a", "routers"):
+        assert not mending.covers(plan, file)
+
+
+# --- ranges ----------------------------------------------------------------------------------------------
+
+
+def test_ranges_against_sets() -> None:
+    def all_of(ranges: list[tuple[int, int]]) -> set[int]:
+        return {n for first, last in ranges for n in range(first, last + 1)}
+
+    cases = [[], [(1, 3)], [(2, 2), (5, 9)], [(4, 4)], [(1, 20)], [(7, 6), (3, 5), (4, 8)], [(1, 2), (3, 4), (9, 12)]]
+    for one in cases:
+        assert all_of(joined(one)) == all_of(one)
+        assert total(joined(one)) == len(all_of(one))
+        assert all(a[1] + 1 < b[0] for a, b in zip(joined(one), joined(one)[1:], strict=False))
+        for other in cases:
+            assert all_of(minus(one, other)) == all_of(one) - all_of(other)
+            assert all_of(both(one, other)) == all_of(one) & all_of(other)
