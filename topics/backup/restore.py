@@ -25,15 +25,14 @@ from topics.backup.repository import Repository
 from topics.errors import CorruptData, FormatError, ServerNotRunning, TopicsError
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FORMAT_VERSION
 from topics.storage.frames import Frame, WalHeader, decode_wal_header, scan
-from topics.storage.manifest import MANIFEST_NAME, Manifest
+from topics.storage.manifest import MANIFEST_NAME, RESTORE_NOTE, Manifest
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.storage.snapshot import decode_snapshot
 from topics.walshard.disk import kill_point
 
 Progress = Callable[[str, int, int], None]  # (file, bytes done, bytes in all)
-NOTE = "restore.json"
 _TEMPORARY = ".tmp"
-_HARMLESS = {"LOCK", "lost+found", NOTE, NOTE + _TEMPORARY}
+_HARMLESS = {"LOCK", "lost+found", RESTORE_NOTE, RESTORE_NOTE + _TEMPORARY}
 _THREADS = 8
 _FLUSH_BYTES = 4 << 20
 
@@ -83,12 +82,12 @@ def _refuse_unless_free(data_dir: str, note: Note) -> None:
     if not there - _HARMLESS:
         return
     _refuse_if_served(data_dir)
-    if NOTE not in there:
+    if RESTORE_NOTE not in there:
         raise TopicsError(f"{data_dir} is not empty: restore into a folder that is, or does not exist yet")
     if _read_note(data_dir) != note:
         raise TopicsError(
-            f"{data_dir} holds another restore that was not finished ({NOTE} says which): go on with that one, or "
-            "empty the folder first"
+            f"{data_dir} holds another restore that was not finished ({RESTORE_NOTE} says which): go on with that one, "
+            "or empty the folder first"
         )
 
 
@@ -105,7 +104,7 @@ def _refuse_if_served(data_dir: str) -> None:
 
 def _read_note(data_dir: str) -> Note | None:
     try:
-        with open(os.path.join(data_dir, NOTE), "rb") as source:
+        with open(os.path.join(data_dir, RESTORE_NOTE), "rb") as source:
             return msgspec.json.decode(source.read(), type=Note)
     except msgspec.DecodeError:
         return None
@@ -122,7 +121,7 @@ class _Restoring:
 
     def run(self, note: Note) -> None:
         summary, disk = self._backup.summary, self._disk
-        note_path = self._path(NOTE)
+        note_path = self._path(RESTORE_NOTE)
         if not os.path.exists(self._path(MANIFEST_NAME)):  # else only the note was left to be removed
             if not os.path.exists(note_path):
                 disk.write_whole(note_path, msgspec.json.encode(note) + b"\n")
