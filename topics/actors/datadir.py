@@ -61,8 +61,8 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     old_layout: int | None = None
     old_shards: int | None = None
-
     cold: str | None = None  # where segments may be that are not in the data folder
+
     @property
     def changes(self) -> bool:
         return self.old_layout is not None
@@ -148,8 +148,8 @@ class DataDir:
             shards=wal_shards,
             old_layout=manifest.layout,
             old_shards=manifest.shards,
-        )
             cold=manifest.cold,
+        )
 
     def commit_layout(self, plan: LayoutPlan) -> LayoutPlan:
         """Make the new layout the one that counts; returns the plan for shards started from now on."""
