@@ -82,8 +82,6 @@ def check_file(data_dir: str, entry: Entry, *, deep: bool = True) -> Checked:
                 _Segment(files, fd, entry, found).check(deep=deep)
     except FileNotFoundError:
         found.missing = True
-    except OSError as exc:
-        found.note(entry.file, 0, f"can't be read: {exc.strerror}")
     except UNREADABLE as exc:
         found.note(entry.file, 0, _sentence(exc, entry.file))
     return found
@@ -253,8 +251,6 @@ class _Segment:
             return index
         except FileNotFoundError:
             self._found.note(name, 0, "this index is missing; it can be made again from its segment")
-        except OSError as exc:
-            self._found.note(name, 0, f"can't be read: {exc.strerror}")
         except UNREADABLE as exc:
             self._found.note(name, 0, _sentence(exc, name))
         return None
