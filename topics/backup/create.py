@@ -29,18 +29,25 @@ _THREADS = 8  # they wait for syncs, which the file system joins
 def create(data_dir: str, repository: Repository, name: str, *, progress: Progress = lambda *_: None) -> Summary:
     source = os.path.abspath(data_dir)
     with repository.locked(writing=True):
-        part = repository.begin(Begun(name=name, source=source, begun_ms=_now_ms()))
+        moment = moments.take(data_dir)  # what can't be read leaves nothing unfinished
+        try:
+            part = repository.begin(Begun(name=name, source=source, begun_ms=_now_ms()))
+        except BaseException:
+            moment.close()
+            raise
         try:
             copying = _Copying(repository, part, source=source, progress=progress)
-            for _ in range(_ROUNDS):
-                with moments.take(data_dir) as moment:
+            for left in reversed(range(_ROUNDS)):
+                with moment:
                     try:
                         entries = copying.run(sources(moment))
+                        backup = _described(name, source, moment, entries, copied=copying.copied)
+                        repository.commit(backup)
+                        return backup.summary
                     except (FileNotFoundError, Superseded):
-                        continue
-                    backup = _described(name, source, moment, entries, copied=copying.copied)
-                repository.commit(backup)
-                return backup.summary
+                        if not left:
+                            break
+                moment = moments.take(data_dir)
         finally:
             part.close()
     raise TopicsError(

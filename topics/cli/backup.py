@@ -27,6 +27,7 @@ from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_
 from topics.cli.tables import Column, wide_option
 from topics.cli.tables import show as show_table
 from topics.errors import TopicsError
+from topics.folder.files import Files
 
 Progress = Callable[[str, int, int], None]
 _LINE_EVERY_S = 10.0
@@ -116,8 +117,9 @@ def create(place: str, name: str | None, data_dir: str | None, as_json: bool) ->
     name = name or datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
     with failures_told():
         started = time.monotonic()
+        folder = Files(folder_name(data_dir)).data_dir  # or there is no need for a repository
         with _progress("copying") as progress:
-            made = make(folder_name(data_dir), Repository.made(place), name, progress=progress)
+            made = make(folder, Repository.made(place), name, progress=progress)
         if as_json:
             print_json(made)
             return
