@@ -100,6 +100,8 @@ HEARTBEAT_MS = 1_000
 HEARTBEAT_MISSES = 5
 RESTARTS_PER_MINUTE = 5
 STOP_TIMEOUT_MS = 20_000  # a child that has not stopped by then is killed
+LEAVE_MS = 60_000  # how long clients of a gateway that was replaced may take to read their last answers
+HOLD_BYTES = 64 * MIB  # of requests that one gateway keeps back while a process is replaced; more are refused
 
 # --- Under pressure ----------------------------------------------------------------------------------
 PRESSURE_LAG_MS = 500  # a round of a process's loop that takes this long is full pressure ...

@@ -198,7 +198,7 @@ def test_supervisor_stopped_for_a_while_kills_nobody(start: Start) -> None:
     assert server.pids() == pids
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stops_in_order(start: Start, number: int) -> None:
     middle = ProcessSpec("router", "roles.echo", 0, stop_order=5)
     server = start([ECHOES[0], middle, PINGER], [("ping-0", "echo-0"), ("ping-0", "router")])

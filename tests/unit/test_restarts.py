@@ -41,6 +41,7 @@ WAY_TO: dict[Life, list[Event]] = {
     Life.FAILED: [Event.START, Event.REFUSED, Event.EXIT],
     Life.STOPPING: [Event.START, Event.STOP],
     Life.STOPPED: [Event.STOP],
+    Life.RETIRING: [Event.START, Event.READY, Event.RETIRE],
 }
 
 # state -> event -> (next state, action): what is wanted, written out once more and apart from the table.
@@ -59,6 +60,15 @@ WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
         Event.REFUSED: (S.REFUSING, A.NOTHING),
         Event.HUNG: (S.KILLED, A.KILL),
         Event.EXIT: (S.BACKOFF, A.RETRY),
+        Event.STOP: (S.STOPPING, A.SEND_STOP),
+        Event.RETIRE: (S.RETIRING, A.SEND_RETIRE),
+    },
+    S.RETIRING: {
+        Event.READY: (S.RETIRING, A.NOTHING),
+        Event.REFUSED: (S.REFUSING, A.NOTHING),
+        Event.HUNG: (S.RETIRING, A.NOTHING),
+        Event.OVERDUE: (S.RETIRING, A.KILL),
+        Event.EXIT: (S.WAITING, A.REPLACE),
         Event.STOP: (S.STOPPING, A.SEND_STOP),
     },
     S.KILLED: {

@@ -1,5 +1,6 @@
 """Questions to shards. Every one ends: with the answer, with the ApiError it carries, or with Unavailable when the
-shard goes away, after which nobody knows whether it took effect.
+shard goes away, after which nobody knows whether it took effect. One that a reload is about to replace is asked nothing
+more: `ask` waits for its successor, the others find it gone.
 
 Two ways to ask: `ask` is awaited, for work that takes several steps; `call` takes a function, for what is done often.
 """
@@ -14,7 +15,7 @@ import trio
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError
+from topics.errors import ApiError, RingPoisoned
 
 
 class Unavailable(Exception):
@@ -42,24 +43,50 @@ class Asks:
         self._called: list[dict[int, Then]] = [{} for _ in range(shards)]
         self._loud = [False] * shards  # something was sent that the shard has to be woken for
         self._next = 1
+        self._held = [False] * shards
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None
 
     def link_up(self, shard: int, link: Link) -> None:
         self._links[shard] = link
+        self._held[shard] = False
         self._linked[shard].set()
 
-    def link_down(self, shard: int) -> None:
-        self._links[shard] = None
+    def hold(self, shard: int) -> None:
+        """It is about to be replaced: what was asked is answered, and no more is asked until its next link is up."""
+        self._held[shard] = True
         self._linked[shard] = trio.Event()
+
+    def pending(self, shard: int) -> int:
+        """Questions that it has not answered."""
+        return len(self._called[shard]) + sum(entry.message is None for entry in self._waiting[shard].values())
+
+    def has_sent_all(self, shard: int) -> bool:
+        link = self._links[shard]
+        return link is None or not link.writer.outbox_bytes
+
+    def _open_link(self, shard: int) -> Link | None:
+        return None if self._held[shard] else self._links[shard]
+
+    def link_down(self, shard: int) -> None:
+        """Its last answers are in the ring."""
+        if (link := self._links[shard]) is not None:
+            try:
+                while self._drain(shard, link, lambda shard, message: None):
+                    pass
+            except RingPoisoned:
+                pass  # it died of that, or while it wrote
+        self._links[shard] = None
+        if self._linked[shard].is_set():
+            self._linked[shard] = trio.Event()
         waiting, self._waiting[shard] = self._waiting[shard], {}
         for entry in waiting.values():
-            entry.done.set()
+            entry.done.set()  # those that have no answer will get none
         called, self._called[shard] = self._called[shard], {}
         for then in called.values():
             then(None, b"", Unavailable())
 
     def linked(self, shard: int) -> bool:
-        return self._links[shard] is not None
+        return self._open_link(shard) is not None
 
     async def wait_linked(self, shard: int) -> None:
         await self._linked[shard].wait()
@@ -68,6 +95,8 @@ class Asks:
 
     async def ask(self, shard: int, op: Op, head: Any, body: bytes = b"") -> tuple[Any, bytes | memoryview]:
         """The answer and its body."""
+        if self._held[shard]:
+            await self.wait_linked(shard)
         correlation, entry = self.send(shard, op, head, body)
         return await self.wait(shard, correlation, entry)
 
@@ -85,7 +114,7 @@ class Asks:
         return messages.decode_answer(entry.message)
 
     def send(self, shard: int, op: Op, head: Any, body: bytes = b"") -> tuple[int, Waiting]:
-        link = self._links[shard]
+        link = self._open_link(shard)
         if link is None:
             raise Unavailable
         correlation = self._next
@@ -103,7 +132,7 @@ class Asks:
 
     def call(self, shard: int, op: Op, head: Any, then: Then, body: bytes = b"") -> int:
         """Goes out with the next flush; returns its correlation, or 0 if the shard is away."""
-        link = self._links[shard]
+        link = self._open_link(shard)
         if link is None:
             then(None, b"", Unavailable())
             return 0
@@ -137,21 +166,26 @@ class Asks:
 
     def drain(self) -> None:
         for shard, link in enumerate(self._links):
-            if link is None:
+            if link is not None:
+                self._drain(shard, link, self.on_unasked)
+                self._flush(shard, link)
+
+    def _drain(self, shard: int, link: Link, on_unasked: Callable[[int, bytes], None]) -> bool:
+        """False: there was nothing."""
+        called = self._called[shard]
+        received = link.drain()
+        for message in received:
+            _, correlation = messages.unpack_correlation(message)
+            if (then := called.pop(correlation, None)) is not None:
+                _tell(then, message)
                 continue
-            called = self._called[shard]
-            for message in link.drain():
-                _, correlation = messages.unpack_correlation(message)
-                if (then := called.pop(correlation, None)) is not None:
-                    _tell(then, message)
-                    continue
-                entry = self._waiting[shard].get(correlation)
-                if entry is not None and entry.message is None:
-                    entry.message = message
-                    entry.done.set()
-                else:
-                    self.on_unasked(shard, message)
-            self._flush(shard, link)
+            entry = self._waiting[shard].get(correlation)
+            if entry is not None and entry.message is None:
+                entry.message = message
+                entry.done.set()
+            else:
+                on_unasked(shard, message)
+        return bool(received)
 
     def flush(self) -> None:
         for shard, link in enumerate(self._links):

@@ -1,9 +1,10 @@
 """The first code of a child process: `python -m topics.actors.child <control fd>`.
 
-It receives Boot, ties its life to the supervisor's, and runs one role. Rules: a child never outlives the
-supervisor (the kernel kills it, and end-of-file on the control channel ends it too); it ignores the
-signals a terminal or service manager sends to the whole group, because stopping has an order and the
-supervisor keeps it; it imports its role by name, so that this package knows no role.
+It receives Boot, and before that Prepare if it succeeds a process that still serves; ties its life to the
+supervisor's, and runs one role. Rules: a child never outlives the supervisor (the kernel kills it, and end-of-file on
+the control channel ends it too); it ignores the signals a terminal or service manager sends to the whole group,
+because stopping has an order and the supervisor keeps it; it imports its role by name, so that this package knows no
+role.
 
 Crash: an exception that leaves the role is printed and ends the process with code 1; the supervisor does
 the rest.
@@ -24,12 +25,18 @@ import trio
 
 from topics.actors.context import EXIT_ORPHANED, Context
 from topics.actors.control import (
+    PROTOCOL,
     Boot,
     Channel,
     ChannelClosed,
+    Failed,
+    Hold,
     LayoutCommitted,
     LinkDown,
     LinkUp,
+    Prepare,
+    Prepared,
+    Retire,
     Stop,
     Stopped,
 )
@@ -48,6 +55,9 @@ def main() -> None:
     channel.sock.set_inheritable(False)
     try:
         boot, fds = channel.receive()
+        if isinstance(boot, Prepare):
+            _prepare(boot.module, channel)
+            boot, fds = channel.receive()
     except ChannelClosed:
         os._exit(EXIT_ORPHANED)
     if not isinstance(boot, Boot):
@@ -69,6 +79,17 @@ def main() -> None:
     # A thread that is still busy must not keep a finished process alive; nothing waits to be flushed.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _prepare(module: str, channel: Channel) -> None:
+    """What takes long is done before our predecessor stops; and if it can't be done at all, it need not."""
+    try:
+        importlib.import_module(module)
+    except Exception as exc:
+        traceback.print_exc()
+        channel.send_nowait(Failed(f"{type(exc).__name__}: {exc}"))
+        os._exit(1)
+    channel.send_nowait(Prepared(PROTOCOL))
 
 
 async def _live(context: Context, channel: Channel, run: Callable[[Context], Awaitable[None]]) -> None:
@@ -108,6 +129,10 @@ async def _obey(context: Context, channel: Channel) -> None:
                 context.link_down(peer)
             case LayoutCommitted():
                 context.layout_committed()
+            case Hold(peer):
+                context.on_hold(peer)
+            case Retire():
+                context.retire(fds)
             case Stop():
                 context.stop()
             case _:

@@ -5,6 +5,10 @@ missed, because the task that calls them starts only when the role yields. Callb
 and must not block. Call ready() once it serves; while it recovers without yielding, call recovering() at
 least every second, which counts as a heartbeat. After on_stop finish the work and return.
 
+A reload: after on_hold(peer) ask that peer nothing new, and call held(peer) when all that was asked is in its ring; its
+next link ends the hold. After on_retire finish as for on_stop, so that whoever asked does not notice; it may be given
+a socket on which the successor inherits, for a role that calls leave() before it is done.
+
 Crash: everything here is remade from the next Boot; links come back with a new generation.
 """
 
@@ -17,7 +21,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from topics.actors import messages
-from topics.actors.control import Boot, Channel, ChannelClosed, Failed, LinkGrant, Ready
+from topics.actors.control import Boot, Channel, ChannelClosed, Failed, Held, Left, LinkGrant, Ready
 from topics.actors.link import Link
 from topics.actors.log import Log
 from topics.shm.counters import Board, State, Word
@@ -46,11 +50,11 @@ class Context:
         self.shard_count = boot.shards
         self.old_layout = boot.old_layout
         self.old_shards = boot.old_shards
+        self.cold = boot.cold
         self.log = Log(boot.name, boot.settings.log, boot.settings.log_format)
 
         self.board = Board.attach(next(supply), boot.board_size)
         self.row = self.board.row(boot.name)
-        self.cold = boot.cold
         self.usage = Usage.attach(next(supply), boot.usage_size) if boot.usage_size else None
         self.bells: dict[str, Doorbell] = {
             name: Doorbell(next(supply), self.board.words, self.board.sleeping_index(name)) for name in boot.bells
@@ -63,19 +67,27 @@ class Context:
         # Never read or closed: holding it keeps the data folder locked until this process is gone.
         self._lock_fd = next(supply) if boot.holds_lock else -1
 
+        self.inheritance = socket.socket(fileno=next(supply)) if boot.inherits else None
+
         self._busy_us = 0
         self.stopping = False
+        self.left = False
         self.on_link_up: Callable[[str, Link], None] = _ignore
         self.on_link_down: Callable[[str], None] = _ignore
         self.on_layout_committed: Callable[[], None] = _ignore
         self.on_stop: Callable[[], None] = _ignore
+        self.on_hold: Callable[[str], None] = self.held
+        self.on_retire: Callable[[socket.socket | None], None] = lambda heir: self.on_stop()
         self.on_beat: Callable[[], None] = _ignore  # about once a second, also when nothing happens
 
     def beat(self) -> None:
-        self.row.words[Word.HEARTBEAT] = time.monotonic_ns()
+        if not self.left:
+            self.row.words[Word.HEARTBEAT] = time.monotonic_ns()
 
     def publish_counters(self) -> None:
         """What every process counts in the same way."""
+        if self.left:
+            return
         words = self.row.words
         readers = [link.reader for link in self.links.values()]
         words[Word.RING_DEPTH] = sum(reader.waiting for reader in readers)
@@ -96,6 +108,15 @@ class Context:
         if not self.stopping:
             self.row.set(Word.STATE, State.READY)
         self._channel.send_nowait(Ready())
+
+    def held(self, peer: str) -> None:
+        """Everything that this process has asked of the peer is in its ring."""
+        self._channel.send_nowait(Held(peer))
+
+    def leave(self) -> None:
+        """The name is the successor's from now on: row, bell, links and listening socket are not touched any more."""
+        self.left = True
+        self._channel.send_nowait(Left())
 
     def trace(self, link: Link, taken: list[bytes]) -> None:
         """At the debug level: every message, under the id of the request that it belongs to."""
@@ -141,8 +162,14 @@ class Context:
 
     def stop(self) -> None:
         self.stopping = True
-        self.row.set(Word.STATE, State.STOPPING)
+        if not self.left:
+            self.row.set(Word.STATE, State.STOPPING)
         self.on_stop()
+
+    def retire(self, fds: list[int]) -> None:
+        self.stopping = True
+        self.row.set(Word.STATE, State.STOPPING)
+        self.on_retire(socket.socket(fileno=fds[0]) if fds else None)
 
     def _attach(self, grant: LinkGrant, fd: int) -> Link:
         region = Region.attach(fd, grant.size)

@@ -4,11 +4,16 @@ A SOCK_SEQPACKET pair: one message is one packet, file descriptors travel with i
 either side dies the other reads end-of-file. Orders and news only: nothing on the path of a request comes
 this way.
 
-    supervisor ──► child   Boot, LinkUp, LinkDown, LayoutCommitted, Stop
-    child ──► supervisor   Ready, Failed, Stopped
+    supervisor ──► child   Prepare, Boot, LinkUp, LinkDown, LayoutCommitted, Hold, Retire, Stop
+    child ──► supervisor   Prepared, Ready, Held, Left, Failed, Stopped
 
-Boot is the first packet. Its fds, in this order: the board, the usage page if `usage_size`, the bells in the order of
-`bells`, the links in the order of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`.
+Boot is the first packet, but for Prepare: a successor imports its role while the one before it still serves. Boot's
+fds, in this order: the board, the usage page if `usage_size`, the bells in the order of `bells`, the links in the order
+of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`, the inheritance if `inherits`.
+
+PROTOCOL changes with whatever processes of different versions would misunderstand: these messages, those in the rings
+(messages.py), the layout of rings, board and usage page. A reload runs old and new processes side by side, so it is
+refused if the new code has another number.
 """
 
 from __future__ import annotations
@@ -25,8 +30,15 @@ from topics.errors import TopicsError
 from topics.settings import Settings
 
 MAX_MESSAGE_BYTES = 192 * 1024  # below the default socket buffer; a Boot for 80 processes is a twentieth
+PROTOCOL = 1
 _FD_BYTES = array.array("i").itemsize
 MAX_FDS = 253  # the kernel's own bound; the largest process table needs about 150
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Be ready to be booted: import this."""
+
+    module: str
 
 
 class LinkGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +65,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     old_shards: int | None = None
     usage_size: int = 0
     cold: str | None = None  # the cold tier, for those who store
+    inherits: bool = False
 
 
 class LinkUp(msgspec.Struct, frozen=True, tag="link_up"):
@@ -67,8 +80,31 @@ class LayoutCommitted(msgspec.Struct, frozen=True, tag="layout_committed"):
     pass
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """This peer is about to be replaced: ask it nothing new until its next link is up, and say when all that was asked
+    is in its ring (Held)."""
+
+    peer: str
+
+
+class Retire(msgspec.Struct, frozen=True, tag="retire"):
+    """Finish as for Stop, but so that nobody notices: a successor waits. With a socket on which it may inherit."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     pass
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    protocol: int
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    peer: str
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """I use nothing of my name any more (row, bell, links, listener), and only wait for clients that read slowly."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -85,7 +121,22 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     pass
 
 
-Message = Boot | LinkUp | LinkDown | LayoutCommitted | Stop | Ready | Failed | Stopped
+Message = (
+    Prepare
+    | Boot
+    | LinkUp
+    | LinkDown
+    | LayoutCommitted
+    | Hold
+    | Retire
+    | Stop
+    | Prepared
+    | Ready
+    | Held
+    | Left
+    | Failed
+    | Stopped
+)
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

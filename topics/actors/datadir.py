@@ -48,6 +48,7 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     board_fd: int | None = None
     board_size: int | None = None
+    orders: str | None = None  # the name of the socket that takes them (orders.py)
 
     @property
     def address(self) -> str:

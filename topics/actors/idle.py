@@ -105,6 +105,10 @@ class Idle:
             self._busy_until_ns = time.monotonic_ns() + _LINGER_NS
         return self._without_bell(events)
 
+    def mute(self) -> None:
+        """The bell is somebody else's from now on; what else is registered can be waited for."""
+        self.epoll.unregister(self._bell_fd)
+
     def poll(self) -> list[tuple[int, int]]:
         """Descriptors that are ready now."""
         return self._without_bell(self.epoll.poll(0))

@@ -84,6 +84,7 @@ class Op(enum.IntEnum):
     WORK_SENT = 50  # no answer
     JOBS_REMOVED = 51  # shard to coordinator, no answer: under the correlation of OPEN_QUEUE
     PACED = 52  # shard to follower, no answer: what it follows has to wait
+    END_POLL = 53  # answer a waiting diff now, as if its time were up
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -894,6 +895,10 @@ def decode_failure(message: bytes) -> ApiError:
 
 def pack_cancel(correlation: int) -> bytes:
     return ENVELOPE.pack(Op.CANCEL, 0, 0, 0, correlation, 0)
+
+
+def pack_end_poll(correlation: int) -> bytes:
+    return ENVELOPE.pack(Op.END_POLL, 0, 0, 0, correlation, 0)
 
 
 def pack_failure(op: int, correlation: int, error: ApiError) -> bytes:

@@ -2,9 +2,11 @@
 
     starting ──everything serves──► serving ──stop──► stopping
        STATUS, EXTEND_TIMEOUT_USEC     STATUS, WATCHDOG=1     STOPPING=1, then silence
-                        READY=1, once ─┘
+                        READY=1, once ─┘       │ ▲
+                      RELOADING=1, MONOTONIC_USEC└─┘READY=1
 
-`Bulletin` decides what to say from looks at the board, with a clock that is passed in; `ServiceManager` sends it.
+`Bulletin` decides what to say from looks at the board, with a clock that is passed in; `ServiceManager` sends it;
+`Informer` does both for a supervisor.
 
 - READY=1 means what /v0/ready means: every process serves, recovery is done, and so are the copies of routers. A server
   of which a part stays down for good never gets there; it says who it is and goes on asking for time, because what
@@ -24,10 +26,13 @@ import enum
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import trio
 
+from topics.actors.log import Log
 from topics.errors import StartRefused
 from topics.shm.counters import Row, State, Word
 
@@ -93,6 +98,7 @@ class Bulletin:
         self._beats = {row.name: ((0, 0), clock()) for row in rows}
         self._status = ""
         self._sign_at: float | None = None
+        self._reloading = False
         self.phase = Phase.STARTING
 
     @property
@@ -120,6 +126,15 @@ class Bulletin:
             self._status = status
             news.append(f"STATUS={status}")
         return news
+
+    def reloading(self, *, monotonic_us: int) -> list[str]:
+        self._reloading = True
+        return ["RELOADING=1", f"MONOTONIC_USEC={monotonic_us}"]
+
+    def reloaded(self) -> list[str]:
+        """It serves, whatever became of the reload."""
+        self._reloading = False
+        return ["READY=1"]
 
     def stopping(self) -> list[str]:
         self.phase = Phase.STOPPING
@@ -150,7 +165,8 @@ class Bulletin:
         parts = [_describe(row) for row in waiting if row.name not in stalled]
         parts += [f"{name} does not respond" for name in stalled]
         if self.phase is Phase.SERVING:
-            return _line(f"{self._serving}; but {', '.join(parts)}" if parts else self._serving)
+            reloading = ["processes are replaced one by one"] if self._reloading else []
+            return _line("; but ".join([self._serving, *([", ".join(reloading + parts)] if reloading + parts else [])]))
         replaying = [row for row in self._rows if row[Word.PROGRESS_PERMILLE] or row.state is State.RECOVERING]
         if any(row.state is State.RECOVERING for row in replaying):
             done = sum(row[Word.PROGRESS_PERMILLE] for row in replaying) / len(replaying)
@@ -214,3 +230,35 @@ class ServiceManager:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class Informer:
+    """Keeps the service manager informed; without one it has nothing to do."""
+
+    def __init__(self, manager: ServiceManager | None, bulletin: Bulletin, log: Log) -> None:
+        self._manager = manager
+        self._bulletin = bulletin
+        self._log = log
+        self._deaf = False
+
+    async def run(self) -> None:
+        while self._manager is not None:
+            self._tell(self._bulletin.look())
+            await trio.sleep(self._bulletin.pause_s)
+
+    def reloading(self) -> None:
+        self._tell(self._bulletin.reloading(monotonic_us=time.monotonic_ns() // 1_000))
+
+    def reloaded(self) -> None:
+        self._tell(self._bulletin.reloaded())
+
+    def stopping(self) -> None:
+        self._tell(self._bulletin.stopping())
+
+    def _tell(self, news: Sequence[str]) -> None:
+        if self._manager is None:
+            return
+        error = self._manager.tell_nowait(news)
+        if error is not None and not self._deaf:
+            self._log.warning("manager_not_told", socket=self._manager.address.socket, error=error)
+        self._deaf = error is not None

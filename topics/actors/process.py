@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
@@ -43,6 +44,7 @@ class ChildProcess:
         self._pidfd = pidfd
         self.pid = popen.pid
         self.channel = channel
+        self.left = trio.Event()  # it uses nothing of its name any more
 
     @classmethod
     def spawn(cls) -> ChildProcess:
@@ -79,6 +81,17 @@ class ChildProcess:
 
     async def wait_exit(self) -> None:
         await trio.lowlevel.wait_readable(self._pidfd)
+
+    async def wait_gone(self) -> None:
+        """Until it has ended or left: its name is free then."""
+        async with trio.open_nursery() as nursery:
+
+            async def first(wait: Callable[[], Awaitable[None]]) -> None:
+                await wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self.wait_exit)
+            nursery.start_soon(first, self.left.wait)
 
     def reap(self) -> str:
         """After wait_exit: how it ended, in words."""

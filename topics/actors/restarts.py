@@ -9,6 +9,10 @@ restart would not mend. A child that hangs is killed, and its death is then trea
                           ▲  │ EXIT          │ EXIT
                           │  ▼               ▼
                    START  └─ backoff ◄───────┘          (budget spent: failed)
+
+A reload asks a child that is ready to make place for another of its name, which costs nothing of the budget:
+
+    ready ──RETIRE──► retiring ──EXIT──► waiting ──START──► starting
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class Life(enum.Enum):
     REFUSING = "refusing"  # it reported a failure that a restart would not mend; it is about to exit
     BACKOFF = "backoff"
     FAILED = "failed"  # stays down
+    RETIRING = "retiring"  # it finishes its work; its successor is waiting
     STOPPING = "stopping"
     STOPPED = "stopped"
 
@@ -44,7 +49,8 @@ class Event(enum.Enum):
     READY = "ready"  # it says that it serves
     REFUSED = "refused"  # it says why it can't, and that trying again is no use
     HUNG = "hung"  # its heart stopped, or it never began to beat
-    EXIT = "exit"  # the process is gone
+    EXIT = "exit"  # the process is gone, or uses nothing of its name any more
+    RETIRE = "retire"  # a reload replaces it
     STOP = "stop"  # the server is stopping
     OVERDUE = "overdue"  # it was told to stop and has not
 
@@ -53,6 +59,8 @@ class Action(enum.Enum):
     NOTHING = "nothing"
     KILL = "kill"
     SEND_STOP = "send_stop"
+    SEND_RETIRE = "send_retire"
+    REPLACE = "replace"  # start its successor at once
     RETRY = "retry"  # start again after `pause_s`
     GIVE_UP = "give_up"
     DONE = "done"  # it will not be started again, as wished
@@ -79,6 +87,14 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     (Life.READY, Event.HUNG): (Life.KILLED, Action.KILL),
     (Life.READY, Event.EXIT): _RESTART_OR_GIVE_UP,
     (Life.READY, Event.STOP): (Life.STOPPING, Action.SEND_STOP),
+    (Life.READY, Event.RETIRE): (Life.RETIRING, Action.SEND_RETIRE),
+    # As with a stop only the deadline rules: the last snapshot may take longer than a heartbeat.
+    (Life.RETIRING, Event.READY): (Life.RETIRING, Action.NOTHING),
+    (Life.RETIRING, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.RETIRING, Event.HUNG): (Life.RETIRING, Action.NOTHING),
+    (Life.RETIRING, Event.OVERDUE): (Life.RETIRING, Action.KILL),
+    (Life.RETIRING, Event.EXIT): (Life.WAITING, Action.REPLACE),
+    (Life.RETIRING, Event.STOP): (Life.STOPPING, Action.SEND_STOP),
     # What it said before it was killed may be read after.
     (Life.KILLED, Event.READY): (Life.KILLED, Action.NOTHING),
     (Life.KILLED, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
@@ -108,7 +124,7 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     (Life.STOPPED, Event.OVERDUE): (Life.STOPPED, Action.NOTHING),
 }
 
-ALIVE = frozenset({Life.STARTING, Life.READY, Life.KILLED, Life.REFUSING, Life.STOPPING})
+ALIVE = frozenset({Life.STARTING, Life.READY, Life.RETIRING, Life.KILLED, Life.REFUSING, Life.STOPPING})
 OVER = frozenset({Life.STOPPED, Life.FAILED})
 
 

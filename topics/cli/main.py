@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
     "config": "Check a file of settings, and show which are in effect.",
     "install-service": "Write the units that let systemd run the server.",
+    "reload": "Replace the processes of a running server while clients keep working.",
     "ps": "Show the processes of a running server.",
     "shards": "Show how the shards of a running server do.",
     "top": "Watch a running server live: shards and processes.",

@@ -2,7 +2,7 @@
 
 Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503
 at once; one that goes down while a call is out makes the outcome unknown, and says so; a retry with the same
-idempotency key is safe.
+idempotency key is safe. For one that a reload replaces, clients' calls wait (holding.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import msgspec
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, RingFull
+from topics.errors import ApiError, RingFull, RingPoisoned
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
+from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
 from topics.gateway.plain import PlainRun
 from topics.gateway.pressure import Pressure
+from topics.shm.counters import State
 
 
 class Pending(Protocol):
@@ -51,9 +53,18 @@ class _Asked(msgspec.Struct, gc=False):
 class Calls:
     """Peers are numbered: the shards first, then whoever else is asked."""
 
-    def __init__(self, *, shards: int, timeout_ms: int, pressure: Pressure | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        shards: int,
+        timeout_ms: int,
+        pressure: Pressure | None = None,
+        state_of: Callable[[int], State] = lambda peer: State.READY,
+    ) -> None:
         self.pressure = pressure or Pressure()
+        self._state_of = state_of  # what the board says of a peer
         self.parking = Parking()
+        self.holding = Holding(timeout_ms=timeout_ms)
         self.router = shards
         self.queue = shards + 1
         peers = shards + 2
@@ -66,7 +77,7 @@ class Calls:
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
 
     def __len__(self) -> int:
-        return sum(map(len, self._pending)) + len(self.parking)
+        return sum(map(len, self._pending)) + len(self.parking) + len(self.holding)
 
     def new_id(self) -> int:
         """For a request; its questions carry it too, as their correlation."""
@@ -78,9 +89,16 @@ class Calls:
 
     def link_up(self, shard: int, link: Link) -> None:
         self._links[shard] = link
+        self.holding.link_up(shard)
 
     def link_down(self, shard: int) -> None:
-        """Nothing asked of this shard will be answered: say so."""
+        """Its last answers are in the ring. Nothing else asked of this shard will be answered: say so."""
+        if (link := self._links[shard]) is not None:
+            try:
+                while self._drain(shard, link, lambda shard, message: None):
+                    pass
+            except RingPoisoned:
+                pass  # it died of that, or while it wrote
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
         self._runs[shard].clear()
@@ -90,15 +108,30 @@ class Calls:
     def _name(self, peer: int) -> str:
         return {self.router: "router", self.queue: "queue"}.get(peer, f"shard-{peer}")
 
+    def number(self, name: str) -> int:
+        return self.router if name == "router" else self.queue if name == "queue" else int(name.removeprefix("shard-"))
+
     def linked(self, shard: int) -> bool:
         return self._links[shard] is not None
+
+    def reachable(self, shard: int) -> bool:
+        """It can be asked; if it is being replaced, the answer takes a moment longer."""
+        return self._links[shard] is not None or shard in self.holding.replacing
+
+    def hold(self, shard: int) -> None:
+        """It is about to be replaced: clients' calls wait until it is back."""
+        self.holding.hold(shard)
+
+    def has_sent_all(self, shard: int) -> bool:
+        link = self._links[shard]
+        return link is None or not link.writer.outbox_bytes
 
     # --- asking ---
 
     def submit(self, outcome: Outcome, sink: Sink, id: int = 0) -> None:
         """See that the sink gets its Response, now or later."""
         if isinstance(outcome, Call):
-            self.ask(outcome, sink, id)
+            self.ask(outcome, sink, id, waits=True)
         elif isinstance(outcome, Response):
             sink.finish(outcome)
         else:
@@ -107,12 +140,17 @@ class Calls:
     def _gather(self, gather: Gather, sink: Sink, id: int) -> None:
         collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink, id))
         for index, call in enumerate(gather.calls):
-            self.ask(call, collector.slot(index), id)
+            self.ask(call, collector.slot(index), id, waits=True)
 
-    def ask(self, call: Call, sink: Sink, id: int = 0) -> int:
-        """Send one call, under this id if there is one; its correlation, or 0 if it is not out."""
+    def ask(self, call: Call, sink: Sink, id: int = 0, *, waits: bool = False) -> int:
+        """Send one call, under this id if there is one; its correlation, or 0 if it is not out. waits: it may be kept
+        back while the shard is replaced; what does not is refused then."""
         shard = call.shard
         link = self._links[shard]
+        if self.holding.keeps(shard):
+            if not (waits and self._keep(call, sink, id)):
+                sink.finish(error_response(_down(self._name(shard))))
+            return 0
         if link is None:
             sink.finish(error_response(_down(self._name(shard))))
             return 0
@@ -122,6 +160,8 @@ class Calls:
                 sink.finish(error_response(_backpressure(self._name(shard))))
             return 0
         correlation = self._send(link, call, sink, id)
+        if not correlation and waits and shard in self.holding.replacing and self._keep(call, sink, id):
+            return 0
         if not correlation and not (patient and self.parking.park(call, sink, id)):
             self.refused += 1
             sink.finish(error_response(_backpressure(self._name(shard))))
@@ -139,6 +179,37 @@ class Calls:
         pending[correlation] = _Asked(call, sink, deadline_ms)
         return correlation
 
+    # --- what waits for a shard that is replaced ---
+
+    def _keep(self, call: Call, sink: Sink, id: int) -> bool:
+        def send(waited_us: int) -> bool:
+            call.throttle_us = waited_us
+            return self._send_parked(call, sink, id)
+
+        def refuse() -> None:
+            sink.finish(error_response(_down(self._name(call.shard))))
+
+        return self.holding.keep(call.shard, send=send, refuse=refuse, size=len(call.body), of=sink)
+
+    def _keep_run(self, run: PlainRun) -> bool:
+        def send(waited_us: int) -> bool:
+            deadline_ms = time.monotonic_ns() // 1_000_000 + self.timeout_ms
+            for entry in run.entries:
+                entry.deadline_ms = deadline_ms
+            link = self._links[run.shard]
+            if link is not None:
+                return self._send_run(link, run)
+            if run.shard in self.holding.replacing:
+                return False
+            refuse()
+            return True
+
+        def refuse() -> None:
+            for entry in run.entries:
+                entry.finish(error_response(_down(self._name(run.shard))))
+
+        return self.holding.keep(run.shard, send=send, refuse=refuse, size=run.size)
+
     # --- writes that wait ---
 
     def _must_wait(self, shard: int) -> bool:
@@ -147,14 +218,20 @@ class Calls:
 
     def release(self, now_ns: int) -> None:
         """Once a round: what was kept back goes on as soon as its shard takes it."""
+        if self.holding.busy:
+            self.holding.look(self._state_of, linked=self.linked)
         if len(self.parking):
             self.parking.release(now_ns, waits=self._must_wait, send=self._send_parked)
         else:
             self.parking.now_ns = now_ns
 
     def _send_parked(self, call: Call, sink: Sink, id: int) -> bool:
+        if self.holding.held(call.shard):
+            return False
         link = self._links[call.shard]
         if link is None:
+            if call.shard in self.holding.replacing:
+                return False
             sink.finish(error_response(_down(self._name(call.shard))))
             return True
         return self._send(link, call, sink, id) != 0
@@ -168,35 +245,43 @@ class Calls:
         """The same for appends without options, whose entries take the answer themselves."""
         shard, entries = run.shard, run.entries
         link = self._links[shard]
-        error = None
-        correlation = first = self._next
+        correlation = self._next
         for entry in entries:
             entry.id = correlation
             correlation += 1
         self._next = correlation
-        if link is None:
+        kept = self.holding.keeps(shard)
+        if not kept and link is not None and self._send_run(link, run):
+            return
+        if (kept or shard in self.holding.replacing) and self._keep_run(run):
+            return
+        if link is None or self.holding.held(shard):
             error = _down(self._name(shard))
         else:
-            deadline_ms = entries[0].deadline_ms
-            try:
-                link.writer.send(
-                    messages.pack_plain(first, deadline_ms, run.encoded, run.size, run.counts, run.batch())
-                )
-            except RingFull:
-                self.refused += len(entries)
-                error = _backpressure(self._name(shard))
-        if error is not None:
-            for entry in entries:
-                entry.finish(error_response(error))
-            return
-        pending = self._pending[shard]
+            self.refused += len(entries)
+            error = _backpressure(self._name(shard))
+        for entry in entries:
+            entry.finish(error_response(error))
+
+    def _send_run(self, link: Link, run: PlainRun) -> bool:
+        """False: the ring is full."""
+        entries = run.entries
+        first, deadline_ms = entries[0].id, entries[0].deadline_ms
+        try:
+            link.writer.send(messages.pack_plain(first, deadline_ms, run.encoded, run.size, run.counts, run.batch()))
+        except RingFull:
+            return False
+        pending = self._pending[run.shard]
         for entry in entries:
             pending[entry.id] = entry
         if len(entries) > 1:
-            self._runs[shard][first] = run
+            self._runs[run.shard][first] = run
+        return True
 
     def abandon(self, sink: Sink) -> None:
         """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""
+        if self.holding.abandon(sink):
+            return
         for shard, pending in enumerate(self._pending):
             for correlation, entry in pending.items():
                 if isinstance(entry, _Asked) and entry.sink is sink and entry.call.timeout_ms:
@@ -205,6 +290,14 @@ class Calls:
                         link.writer.send_always(messages.pack_cancel(correlation))
                     del pending[correlation]
                     return
+
+    def answer_polls(self) -> None:
+        """Long polls are answered now, with what there is: whoever replaces us will be asked again."""
+        for shard, pending in enumerate(self._pending):
+            link = self._links[shard]
+            for correlation, entry in pending.items():
+                if link is not None and isinstance(entry, _Asked) and entry.call.op is Op.DIFF:
+                    link.writer.send_always(messages.pack_end_poll(correlation))
 
     def end_polls(self, error: ApiError) -> None:
         """Long polls end now, with this error: nobody waits for a server that stops."""
@@ -224,19 +317,24 @@ class Calls:
     def drain(self) -> None:
         """Hand every answer that has arrived to whoever asked."""
         for shard, link in enumerate(self._links):
-            if link is None:
-                continue
-            pending = self._pending[shard]
-            correlation_of = messages.unpack_correlation
-            runs = self._runs[shard]
-            for message in link.drain():
-                requests, correlation = correlation_of(message)
-                if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
-                    _share_out(run, pending, correlation, message)
-                elif (entry := pending.pop(correlation, None)) is not None:
-                    entry.take(message)
-                else:
-                    self.on_unasked(shard, message)
+            if link is not None:
+                self._drain(shard, link, self.on_unasked)
+
+    def _drain(self, shard: int, link: Link, on_unasked: Callable[[int, bytes], None]) -> bool:
+        """False: there was nothing."""
+        pending = self._pending[shard]
+        correlation_of = messages.unpack_correlation
+        runs = self._runs[shard]
+        received = link.drain()
+        for message in received:
+            requests, correlation = correlation_of(message)
+            if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
+                _share_out(run, pending, correlation, message)
+            elif (entry := pending.pop(correlation, None)) is not None:
+                entry.take(message)
+            else:
+                on_unasked(shard, message)
+        return bool(received)
 
     def flush(self) -> None:
         for link in self._links:

@@ -21,6 +21,17 @@ class ChunkDecoder:
         self.tired = False
         self._trailer = -1  # bytes of trailer seen, once the last chunk came
 
+    def encoded(self) -> bytes:
+        """What has come so far, as bytes that bring another decoder to where this one is."""
+        body = bytes(self.body)
+        size = len(body)
+        if self._left > 0:
+            return b"%x\r\n%b" % (size + self._left, body)
+        if self._left < 0:
+            return b"%x\r\n%b" % (size, body)
+        before = b"%x\r\n%b\r\n" % (size, body) if size else b""
+        return before if self._trailer < 0 else before + b"0\r\n"
+
     def feed(self, data: bytes | bytearray, at: int) -> tuple[int, bool]:
         """Take bytes from `at` on; returns where it stopped and whether the body is complete. Chunks can be very small:
         it stops after a while though there is more (`tired`)."""

@@ -67,6 +67,10 @@ class _Life:
         self._response: Response | None = None
         self._over = False
 
+    @property
+    def answered(self) -> bool:
+        return self._response is not None
+
     def finish(self, value: Response) -> None:
         self.waits = False
         self._response = value
@@ -148,6 +152,23 @@ class ColdLane:
         self.connections = 0
         self.requests = 0
         self.outlets: set[ColdOutlet] = set()  # of open streams
+        self._servers: set[Server] = set()
+        self._lives: set[_Life] = set()
+        self._retiring = False
+
+    @property
+    def unanswered(self) -> int:
+        return sum(not life.answered for life in self._lives)
+
+    def retire(self) -> None:
+        """Clients are told to go on elsewhere, each when what it asked is answered."""
+        self._retiring = True
+        for server in self._servers:
+            server.retire()
+
+    def forget_counters(self) -> None:
+        """They belong to another process now."""
+        self._meter = self._slots = None
 
     def hand_over(self, sock: socket.socket, first: bytes) -> None:
         """Take a connection from the hot lane; never blocks."""
@@ -175,7 +196,7 @@ class ColdLane:
     ) -> None:
         try:
             stream = _PushedBack(sock, first)
-            await Server(
+            server = Server(
                 app,
                 self._config,
                 context,
@@ -185,6 +206,13 @@ class ColdLane:
                 patience_s=self._settings.body_timeout_ms / 1_000,
                 rate=self._settings.min_body_rate,
             )
+            self._servers.add(server)
+            if self._retiring:
+                server.retire()
+            try:
+                await server
+            finally:
+                self._servers.discard(server)
         except Exception as error:  # one connection's fault is its own
             self.on_fault(error)
         finally:
@@ -236,9 +264,11 @@ class ColdLane:
     @contextmanager
     def _life(self, scope: trio.CancelScope) -> Iterator[_Life]:
         life = _Life(scope, self._calls.new_id())
+        self._lives.add(life)
         try:
             yield life
         finally:
+            self._lives.discard(life)
             if life.waits:
                 self._calls.abandon(life)
             life.end()

@@ -104,6 +104,7 @@ class Connection:
         "owes_continue",
         "paused",
         "progress_ns",
+        "raw_head",
         "sent",
         "sock",
         "starting",
@@ -116,7 +117,8 @@ class Connection:
         self.sock = sock
         self.fd = sock.fileno()
         self.buffer: bytes | bytearray = EMPTY  # received, not yet understood
-        self.head: Head | None = None  # of the request whose body is arriving
+        self.head: Head | None = None  # of the request whose body is arriving ...
+        self.raw_head = EMPTY  # ... and its bytes
         self.chunks: ChunkDecoder | None = None
         self.head_bytes = 0  # of the last head
         self.large: bytearray | None = None  # a large body, so far
@@ -148,6 +150,19 @@ class Connection:
         if self.large is not None:
             return len(self.large)
         return len(self.buffer) if self.chunks is None else len(self.chunks.body) + len(self.buffer)
+
+    @property
+    def movable(self) -> bool:
+        """Another process can go on with it: nothing is asked, nothing has to be sent."""
+        busy = self.exchanges or self.out or self.held or self.starting or self.stream or self.owes_continue
+        return not (busy or self.closed or self.closing or self.discarding)
+
+    def unserved(self) -> bytes:
+        """What has come and was not served: bytes that bring another connection to where this one is."""
+        if self.head is None:
+            return bytes(self.buffer)
+        body = self.buffer if self.large is None else self.large
+        return self.raw_head + (b"" if self.chunks is None else self.chunks.encoded()) + bytes(body)
 
     def falls_behind(self, now_ns: int) -> None:
         self.out_ns = now_ns

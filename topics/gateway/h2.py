@@ -13,6 +13,8 @@ Hypercorn keeps the state and takes the turns; these are its internals, so its v
     Connection.stream_send        a stream of ours that ends before it is sent is reset, or it stays open over there
     Connection._send_data         says when the end of a stream is with the socket
     Connection.handle             nobody goes on waiting for a connection that is gone
+    Connection.retire             streams begun so far are answered, those behind them are the client's to send again
+                                  elsewhere (GOAWAY says which); Hypercorn would reset them
     PacedBuffer                   a writer waits for its client
 
 For a connection that is gone nothing is sent: Hypercorn may learn of it within a send, and would wait for itself.
@@ -44,6 +46,7 @@ from topics.errors import ApiError, invalid
 
 _ASCII = bytes(range(128))
 _EVENTS = b"text/event-stream"
+_LOOK_S = 0.02
 _LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
 
 Serve = Callable[["Tunnel"], Awaitable[None]]
@@ -59,6 +62,7 @@ class Server(TCPServer):  # type: ignore[misc]
         self._rate = rate  # what it must take per second after that
         self._sends_since: float | None = None  # a send that the socket has not taken
         self._scope = trio.CancelScope()  # around everything that is done for it
+        self._retiring = trio.Event()
 
     async def protocol_send(self, event: Any) -> None:
         if isinstance(event, RawData):
@@ -83,12 +87,31 @@ class Server(TCPServer):  # type: ignore[misc]
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
                 self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
                 try:
+                    tasks.spawn(self._retire)
                     await self.protocol.initiate()
                     await self.protocol_send(Updated(idle=True))
                     await self._read_data()
                 finally:
                     scope.cancel()
                     await self.stream.aclose()  # a send is shielded; this ends it
+
+    def retire(self) -> None:
+        """Answer what was asked, then say goodbye."""
+        self._retiring.set()
+
+    async def _retire(self) -> None:
+        await self._retiring.wait()
+        self.protocol.retire()
+        while True:
+            if await self.protocol.says_goodbye():
+                break
+            await trio.sleep(_LOOK_S)
+        # Closing with bytes unread would reset the connection and take the goodbye with it.
+        self._scope.deadline = trio.current_time() + _LINGER_S
+        try:
+            await self.stream.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            pass  # it has left already
 
     async def _send(self, data: bytes) -> None:
         gone = False
@@ -193,6 +216,9 @@ class Connection(H2Protocol):  # type: ignore[misc]
         super().__init__(*given)
         self._serve_tunnel = serve_tunnel
         self._nuisances = Nuisances(trio.current_time())
+        self._newest = 0  # of the streams that were begun
+        self._last: int | None = None  # the last one that is served here
+        self._retired = False  # goodbye is said
         self.connection.decoder.max_header_list_size = limits.MAX_HEAD_BYTES
         table = self.connection._frame_dispatch_table
         for kind in (RstStreamFrame, PingFrame, SettingsFrame, PriorityFrame, ExtensionFrame, DataFrame):
@@ -220,7 +246,23 @@ class Connection(H2Protocol):  # type: ignore[misc]
 
     # --- its end ---
 
+    def retire(self) -> None:
+        self._last = self._newest
+
+    async def says_goodbye(self) -> bool:
+        """If everything is answered."""
+        if self.closed:
+            return True
+        if self.streams or self.stream_buffers:
+            return False
+        self._retired = True
+        self.connection.close_connection(ErrorCodes.NO_ERROR, last_stream_id=self._last)
+        await self._flush()
+        return True
+
     async def handle(self, event: Any) -> None:
+        if isinstance(event, RawData) and event.data and self._retired:
+            return  # it was sent before our goodbye came, and is sent again elsewhere
         await super().handle(event)
         if isinstance(event, RawData) and not self.closed:
             begun = self.connection.incoming_buffer._headers_buffer
@@ -235,6 +277,9 @@ class Connection(H2Protocol):  # type: ignore[misc]
     async def _create_stream(self, request: RequestReceived) -> None:
         head = dict(request.headers)
         stream_id = request.stream_id
+        if self._last is not None and stream_id > self._last:
+            return  # the goodbye will say that it was not served
+        self._newest = stream_id
         try:
             self.priority.insert_stream(stream_id)
         except TooManyStreamsError:  # it has opened and reset many while it did not read

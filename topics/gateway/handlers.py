@@ -10,7 +10,7 @@ import base64
 import binascii
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -49,11 +49,13 @@ class Handlers:
         shards: int,
         board: Board,
         linked: Callable[[int], bool] = lambda shard: True,
+        replacing: Collection[int] = (),
         pressure: Pressure | None = None,
     ) -> None:
         self.settings = settings
         self._pressure = pressure or Pressure()
         self._linked = linked  # whether this gateway can reach a shard: it may be up before its link is
+        self._replacing = replacing  # peers for which requests wait
         self.shards = shards
         self._queue = shards + 1  # the coordinator's number among those we ask
         self.board = board
@@ -215,14 +217,12 @@ class Handlers:
         if self.draining:
             return error_response(shutting_down())
         rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
-        waiting = [
-            row for at, row in enumerate(rows) if row.state != State.READY or row[Word.DERIVING] or not self._linked(at)
-        ]
         others = {"router": self.shards, "queue": self._queue}
-        waiting += [
+        peers = dict(enumerate(rows)) | {others[row.name]: row for row in self.board.rows() if row.name in others}
+        waiting = [
             row
-            for row in self.board.rows()
-            if row.name in others and (row.state != State.READY or not self._linked(others[row.name]))
+            for at, row in peers.items()
+            if at not in self._replacing and (row.state != State.READY or row[Word.DERIVING] or not self._linked(at))
         ]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))

@@ -121,12 +121,37 @@ class HotLane:
 
     # --- connections ---------------------------------------------------------------------------------
 
-    def adopt(self, sock: socket.socket) -> None:
+    def adopt(self, sock: socket.socket, received: bytes = b"") -> None:
+        """A new connection, or one that another process has begun to read from."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, sock)
         self.connections[connection.fd] = connection
         self._epoll.register(connection.fd, connection.interest)
+        if received:
+            connection.buffer = received
+            self.unfinished[connection] = None
+
+    def retire(self) -> None:
+        """Requests that were taken are answered; no more are taken."""
+        self.sender.stop_reading()
+        self.unfinished.clear()
+        for connection in self.connections.values():
+            if connection.stream is None and not connection.discarding:
+                self.sender.set_interest(connection, connection.interest & ~INPUT)
+
+    def forget_counters(self) -> None:
+        self.meter = None
+        self._slots = self._held = None
+        self.sender.forget_counters()
+
+    def give_away(self, connection: Connection) -> None:
+        """Somebody else has its socket, too: it goes on there."""
+        connection.closed = True
+        del self.connections[connection.fd]
+        self._epoll.unregister(connection.fd)
+        self.dirty.discard(connection)
+        connection.sock.close()
 
     def close(self, connection: Connection) -> None:
         if connection.closed:
@@ -328,6 +353,7 @@ class HotLane:
     def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
         """The body is not all here yet. False: the connection is done for."""
         connection.head = head
+        connection.raw_head = bytes(data[at - connection.head_bytes : at])
         connection.body_ns = connection.progress_ns
         if head.error is not None and head.expect:
             self._refuse(connection, head.error, head)  # the client asked before it sends, and the answer is no

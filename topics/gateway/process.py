@@ -2,12 +2,19 @@
 
 Stopping: requests that come now are answered 503 shutting_down and their connections closed; those under way are
 answered. Then the listening socket, which the supervisor holds too, is left alone.
+
+Retiring, in a reload: nothing is accepted or read any more, long polls are answered with what there is, streams end as
+at a stop, HTTP/2 clients are sent elsewhere. When everything that was asked is answered this process leaves its name to
+its successor, which inherits the connections (handover.py), and stays only for clients that read slowly.
+
+Crash: connections break, new ones wait in the backlog of the listening socket.
 """
 
 from __future__ import annotations
 
 import gc
 import select
+import socket
 import time
 import traceback
 
@@ -19,6 +26,7 @@ from topics.actors.governor import Governor
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import RingPoisoned
+from topics.gateway import handover
 from topics.gateway.access import AccessLog
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
@@ -42,6 +50,7 @@ _UNLIMITED = 2**62
 _ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
+_LEAVING_LOOK_S = 0.1
 
 
 async def run(context: Context) -> None:
@@ -51,6 +60,8 @@ async def run(context: Context) -> None:
     gc.set_threshold(20_000, 5, 5)  # requests make no cycles; what does is rare
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.cold.run)
+        if context.inheritance is not None:
+            nursery.start_soon(handover.inherit, context.inheritance, gateway.adopt)
         context.ready()
         await gateway.serve()
         nursery.cancel_scope.cancel()
@@ -68,7 +79,14 @@ class Gateway:
             rows = [context.board.row(f"shard-{shard}") for shard in range(context.shards)]
             pressure = Pressure(rows, self._governor)
         self._pressure = pressure
-        self._calls = Calls(shards=context.shards, timeout_ms=settings.call_timeout_ms, pressure=pressure)
+        peers = [*(f"shard-{shard}" for shard in range(context.shards)), "router", "queue"]
+        self._peer_rows = [context.board.row(name) for name in peers]
+        self._calls = Calls(
+            shards=context.shards,
+            timeout_ms=settings.call_timeout_ms,
+            pressure=pressure,
+            state_of=lambda peer: self._peer_rows[peer].state,
+        )
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
         self._calls.on_unasked = self._streams.unasked
@@ -77,17 +95,26 @@ class Gateway:
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
+        context.on_hold = self._hold
+        context.on_retire = self._retire
+        self._holds: list[str] = []  # peers that we ask nothing new; they are not told yet that all is in their rings
+        self._bequest: handover.Bequest | None = None
         self._handlers = Handlers(
-            settings, shards=context.shards, board=context.board, linked=self._calls.linked, pressure=pressure
+            settings,
+            shards=context.shards,
+            board=context.board,
+            linked=self._calls.reachable,
+            replacing=self._calls.holding.replacing,
+            pressure=pressure,
         )
         watches = Watches(self._streams, shards=context.shards)
-        routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.linked)
+        routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.reachable)
         queues = QueueHandlers(self._streams, peer=self._calls.queue, pressure=pressure)
         assert context.usage is not None
         metrics = MetricsHandlers(
             context.board,
             shards=context.shards,
-            linked=self._calls.linked,
+            linked=self._calls.reachable,
             usage=context.usage,
             data_dir=settings.data_dir,
         )
@@ -188,6 +215,8 @@ class Gateway:
                 hot.send_dirty()
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
+            if self._holds:
+                self._say_held()
             if self._access is not None:
                 self._access.flush()
             now = time.monotonic_ns()
@@ -197,6 +226,8 @@ class Gateway:
             if now >= self._sweep_ns:
                 self._sweep_ns = now + _SWEEP_NS
                 self._sweep(now)
+        if self._bequest is not None:
+            await self._leave(self._bequest)
         idle.close()
 
     def _has_work(self) -> bool:
@@ -205,9 +236,15 @@ class Gateway:
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
         calm = self._accepting and not self._hot.connections and not len(self._streams)
+        calm = calm and not self._calls.holding.busy
         if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
             return None
-        waits = (self._streams.next_due_ns, self._calls.parking.next_due_ns, self._governor.next_tick_ns)
+        waits = (
+            self._streams.next_due_ns,
+            self._calls.parking.next_due_ns,
+            self._calls.holding.next_due_ns,
+            self._governor.next_tick_ns,
+        )
         soonest = min([self._sweep_ns, *(due for due in waits if due is not None)])
         return min(soonest, self._stop_from_ns) if self._stop_from_ns > time.monotonic_ns() else soonest
 
@@ -273,6 +310,9 @@ class Gateway:
             self._calls.link_up(shard, link)
             self._streams.link_up(shard)
             self._calls.flush()
+        if self._calls.holding.busy:
+            self._calls.release(time.monotonic_ns())
+            self._calls.flush()
 
     def _link_down(self, peer: str) -> None:
         if peer in ("router", "queue"):
@@ -284,7 +324,69 @@ class Gateway:
             self._streams.link_down(shard)
             self._hot.send_dirty()
 
+    def _hold(self, peer: str) -> None:
+        """A peer is about to be replaced: what clients want of it waits here."""
+        self._hot.send_runs()
+        self._calls.hold(self._calls.number(peer))
+        self._holds.append(peer)
+        self._say_held()
+        self._context.bell.ring_always()
+
+    def _say_held(self) -> None:
+        self._calls.flush()
+        for peer in [peer for peer in self._holds if self._calls.has_sent_all(self._calls.number(peer))]:
+            self._holds.remove(peer)
+            self._context.held(peer)
+
+    def adopt(self, sock: socket.socket, received: bytes) -> None:
+        """A connection that our predecessor has passed on."""
+        self._hot.adopt(sock, received)
+        self._context.bell.ring_always()
+
+    def _retire(self, heir: socket.socket | None) -> None:
+        self._set_accepting(False)
+        self._hot.retire()
+        self.cold.retire()
+        self._calls.answer_polls()
+        self._streams.end_all()
+        self._hot.send_runs()
+        self._calls.flush()
+        self._hot.send_dirty()
+        self._bequest = handover.Bequest(self._hot, heir)
+        self._stop_from_ns = time.monotonic_ns()
+        self._stop_by_ns = self._stop_from_ns + _DRAIN_NS
+        self._context.bell.ring_always()
+
+    async def _leave(self, bequest: handover.Bequest) -> None:
+        """Everything is answered. The name goes to our successor, and clients with it as soon as they have read all."""
+        hot, epoll = self._hot, self._idle.epoll
+        for peer in range(len(self._peer_rows)):
+            self._calls.link_down(peer)
+        hot.send_dirty()
+        self._sweep(time.monotonic_ns())
+        hot.forget_counters()
+        self.cold.forget_counters()
+        self._idle.mute()
+        self._context.leave()
+        until = trio.current_time() + limits.LEAVE_MS / 1_000
+        swept = trio.current_time()
+        while trio.current_time() < until:
+            await bequest.step()
+            if not hot.connections and not self.cold.connections:
+                break
+            with trio.move_on_after(_LEAVING_LOOK_S):
+                await trio.lowlevel.wait_readable(epoll.fileno())
+            for fd, event in epoll.poll(0):
+                hot.handle(fd, event)
+            hot.send_dirty()
+            if trio.current_time() - swept > 1:
+                swept = trio.current_time()
+                hot.sweep()
+        bequest.close()
+
     def _stop(self) -> None:
+        if self._context.left:
+            return
         self._handlers.draining = True
         self._calls.end_polls(shutting_down())
         self._streams.end_all()
@@ -298,7 +400,10 @@ class Gateway:
     def _stopped(self) -> bool:
         """Everything asked is answered, and streams of the other lane have said their last word, or too late."""
         now = time.monotonic_ns()
-        done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
+        if self._bequest is not None:
+            done = len(self._calls) == 0 and not self.cold.unanswered
+        else:
+            done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
         return done or now > self._stop_by_ns
 
     def _fault(self, error: Exception, id: int = 0) -> None:

@@ -39,6 +39,15 @@ class Sender:
         self._meter = meter
         self._close = close
         self._resume = resume  # there is room for answers again: go on with what it has sent
+        self._input = INPUT  # what connections between two requests are asked for
+
+    def stop_reading(self) -> None:
+        """From now on connections get their answers and are not read from: another process goes on with them."""
+        self._input = 0
+
+    def forget_counters(self) -> None:
+        """They belong to another process now."""
+        self._slots = self._meter = None
 
     def send_dirty(self) -> None:
         """Send to every connection that has something new, once."""
@@ -102,9 +111,9 @@ class Sender:
             self._finish(connection)
         elif connection.closing or connection.held:
             self.set_interest(connection, connection.interest & ~select.EPOLLOUT)
-        elif connection.interest != INPUT:
-            self.set_interest(connection, INPUT)
-            if connection.buffer:
+        elif connection.interest != self._input:
+            self.set_interest(connection, self._input)
+            if connection.buffer and self._input:
                 self._resume(connection)
 
     def drop_exchanges(self, connection: Connection) -> None:

@@ -171,7 +171,7 @@ class Cursor:
         head = messages.Read(
             self.topic, self.topic_id, self.at, *self.options, sorted(self.nodes) if self.nodes else None
         )
-        self.watcher.calls.ask(_ReadCall(shard=self.shard, op=Op.READ, head=head), self)
+        self.watcher.calls.ask(_ReadCall(shard=self.shard, op=Op.READ, head=head), self, waits=True)
 
     def finish(self, value: Any) -> None:
         """The answer to a READ: (piece, body), or a Response that says why there is none."""

@@ -64,6 +64,7 @@ class Socket:
         self._catching_up = False
         self._in_flight = 0
         self._paused = False
+        self._ends = False  # when all that was published is acknowledged
         self._heard_ns = 0
         self._outlet: Outlet | None = None
         self._watcher: Watcher | None = None
@@ -170,7 +171,12 @@ class Socket:
         """A WebSocket has no session that somebody could take."""
 
     def end(self) -> None:
-        self._close(CloseCode.GOING_AWAY, "the server is shutting down")
+        """What was published is acknowledged first; nothing more is heard."""
+        if self._in_flight and self._outlet is not None:
+            self._ends = True
+            self.outlet.pause()
+        else:
+            self._close(CloseCode.GOING_AWAY, "the server is shutting down")
 
     def restored(self) -> messages.RestoreSession:
         return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, owner_of(self._key))
@@ -301,11 +307,14 @@ class Socket:
         self._streams.send_runs()  # what came before takes effect before
         call = _AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch)
         entry.call = call
-        self._streams.calls.ask(call, entry)
+        self._streams.calls.ask(call, entry, waits=True)
 
     def published(self) -> None:
         self._in_flight -= 1
-        if self._paused and self._in_flight <= limits.MAX_PIPELINED // 2:
+        if self._ends:
+            if not self._in_flight:
+                self.end()
+        elif self._paused and self._in_flight <= limits.MAX_PIPELINED // 2:
             self._watch_pace()
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
@@ -431,23 +440,23 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
         try:
             answer, _ = messages.decode_answer(message)
         except ApiError as error:
-            self.socket.published()
             self.socket._tell_error(self.request_id, error)
+            self.socket.published()
             return
         self.take_fields(answer)
 
     def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None:
-        self.socket.published()
         spent_us = (time.perf_counter_ns() - self.started_ns) // 1_000
         throttle_us = 0 if self.call is None else self.call.throttle_us
         answer = append_json(self.topic, fields, self.return_seqs, spent_us, throttle_us)
         self.socket.acknowledge(self.request_id, answer)
+        self.socket.published()
 
     def finish(self, value: Any) -> None:
         """The answer of an append with options, or why there is none."""
         if isinstance(value, Response):
-            self.socket.published()
             self.socket.refused(self.request_id, value)
+            self.socket.published()
         else:
             self.take_fields(value)
 

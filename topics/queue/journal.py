@@ -43,6 +43,10 @@ class Journal:
         """Whether a checkpoint would say something that the last one did not."""
         return self._named > 0
 
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._waiting)
+
     def replayed(self, event: LeaseEvent) -> None:
         self._named = 0 if event.event == "checkpoint" else self._named + len(event.seqs)
 

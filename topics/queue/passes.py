@@ -41,6 +41,7 @@ class Passes:
         self.window_ms = 0  # when the cohort that gathers is served; 0: none gathers
         self.pause_ms = 0  # connections are not served before this: the shard refused
         self.fresh = True  # whether the log may hold jobs behind the cursor
+        self.retiring = False  # connections are served by the next process
 
     @property
     def idle(self) -> bool:
@@ -71,7 +72,7 @@ class Passes:
         if self._taking is not None:
             return
         wanting: list[Member] = [*self._claimers]
-        if (leases.free or self.fresh) and not self.pause_ms:
+        if (leases.free or self.fresh) and not self.pause_ms and not self.retiring:
             wanting += [worker for worker in self._queue.workers.values() if self._room(worker)]
         if not wanting:
             self.window_ms = 0

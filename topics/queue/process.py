@@ -10,6 +10,9 @@ before the client's next request; serve every queue that has something to do; se
     this process             started again, it rebuilds each table; connections come back to their leases
     a gateway                its connections' leases are free at once
     a shard                  its queues answer 503 until it is back; tables stay
+
+A reload that replaces a shard: requests for its queues wait here until it is back. One that replaces this process: what
+was asked is answered, tables are written down, the next process goes on; gateways keep what comes meanwhile.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from topics.storage.config import owner_of_name
 
 _SWEEP_MS = 1_000
 _RETRY_S = 0.2
+_RETIRE_S = 5.0  # for what is under way when a reload replaces this process
+_LOOK_MS = 10
 
 
 async def run(context: Context) -> None:
@@ -82,6 +87,10 @@ class Coordinator:
         self._returning: set[Queue] = set()  # of those, the ones that somebody asks for
         self._deadline_ms = 0  # of the request that is being looked at
         self._sweep_ms = 0
+        self._held: set[int] = set()  # shards that are being replaced
+        self._holds: list[str] = []  # of those, the ones that are not told yet that all is in their rings
+        self._kept: list[tuple[str, int, Callable[[Queue], None], Callable[[ApiError], None]]] = []  # for their queues
+        self._retire_by: float | None = None
         self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
         self._stopping = False
         self._now_ms = Clock().now_ms
@@ -92,6 +101,8 @@ class Coordinator:
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
+        context.on_hold = self._hold
+        context.on_retire = self._retire
         self._handlers: dict[int, Callable[[Any, Link, int], None]] = {
             Op.CLAIM: self._claim,
             Op.ACK: self._ack,
@@ -124,7 +135,7 @@ class Coordinator:
         def tasks() -> bool:  # that wait for their turn
             return bool(self._openings) or self._letters.under_way > 0
 
-        while not self._stopping:
+        while not self._stopping and not self._has_retired():
             await idle.wait(expecting=time.monotonic_ns() - busy_ns < 1_000_000, linger=not tasks())
             if self._round():
                 busy_ns = time.monotonic_ns()
@@ -137,7 +148,9 @@ class Coordinator:
         )
 
     def _next_deadline_ns(self) -> int | None:
-        due = [at for queue in self._clocked if queue not in self._away and (at := queue.next_due_ms()) is not None]
+        due = [at for queue in self._clocked if not self._is_away(queue) and (at := queue.next_due_ms()) is not None]
+        if self._retire_by is not None or self._holds:
+            due.append(self._now_ms() + _LOOK_MS)
         if self._queues:
             due.append(self._sweep_ms)
         if not due:
@@ -166,6 +179,7 @@ class Coordinator:
         self._asks.flush()
         for link in self._gateways.values():
             link.flush()
+        self._say_held()
         return handled
 
     def _serve_dirty(self) -> None:
@@ -174,7 +188,7 @@ class Coordinator:
             if not dirty:
                 return
             for queue in dirty:
-                if self._queues.get(queue.topic) is queue and queue not in self._away:
+                if self._queues.get(queue.topic) is queue and not self._is_away(queue):
                     queue.step()
                     queue.flush()
                     if queue.timed:
@@ -197,6 +211,9 @@ class Coordinator:
 
     def _with(self, topic: str, then: Callable[[Queue], None], failed: Callable[[ApiError], None]) -> None:
         """Go on with the queue when it is known."""
+        if (shard := owner_of_name(topic, self._shards)) in self._held:
+            self._kept.append((topic, self._deadline_ms, then, failed))
+            return
         queue = self._queues.get(topic)
         if queue is not None:
             if queue in self._away:
@@ -207,7 +224,6 @@ class Coordinator:
             return
         opening = self._openings.get(topic)
         if opening is None:
-            shard = owner_of_name(topic, self._shards)
             if not self._asks.linked(shard):
                 failed(_shard_away(shard))
                 return
@@ -369,6 +385,61 @@ class Coordinator:
                 queue.release(stream)
         self._context.bell.ring_always()
 
+    # --- reloads ---
+
+    def _is_away(self, queue: Queue) -> bool:
+        return queue in self._away or queue.shard in self._held
+
+    def _hold(self, peer: str) -> None:
+        """A shard is about to be replaced: its queues rest until it is back."""
+        if peer.startswith("shard-"):
+            self._held.add(int(peer.removeprefix("shard-")))
+            self._holds.append(peer)
+        else:
+            self._context.held(peer)
+        self._context.bell.ring_always()
+
+    def _say_held(self) -> None:
+        for peer in list(self._holds):
+            shard = int(peer.removeprefix("shard-"))
+            if not self._asks.pending(shard) and self._asks.has_sent_all(shard):
+                self._asks.hold(shard)
+                self._holds.remove(peer)
+                self._context.held(peer)
+
+    def _end_hold(self, shard: int) -> None:
+        """It is back, with all its queues: go on with whoever waited."""
+        if shard not in self._held or not self._asks.linked(shard):
+            return
+        if any(queue.shard == shard for queue in self._away):
+            return
+        self._held.discard(shard)
+        kept, self._kept = self._kept, []
+        now_ms = time.monotonic_ns() // 1_000_000
+        for topic, deadline_ms, then, failed in kept:
+            if not deadline_ms or deadline_ms >= now_ms:
+                self._deadline_ms = deadline_ms
+                self._with(topic, then, failed)
+        for queue in self._queues.values():
+            if queue.shard == shard:
+                self._dirty[queue] = None
+
+    def _retire(self, _: object) -> None:
+        self._retire_by = trio.current_time() + _RETIRE_S
+        for queue in self._queues.values():
+            queue.passes.retiring = True
+        self._context.bell.ring_always()
+
+    def _has_retired(self) -> bool:
+        """Nobody waits for an answer of ours, or for too long."""
+        if self._retire_by is None:
+            return False
+        if trio.current_time() > self._retire_by:
+            return True
+        asked = self._openings or self._dirty or any([link.has_work() for link in self._gateways.values()])
+        pending = any([self._asks.pending(shard) for shard in range(self._shards)])
+        return not (asked or pending or any([queue.is_asked for queue in self._queues.values()]))
+
     # --- what happens to queues ---
 
     def _make_dirty(self, queue: Queue) -> None:
@@ -419,7 +490,7 @@ class Coordinator:
 
     def _sweep(self, now: int) -> None:
         for queue in list(self._queues.values()):
-            if queue.idle and now - queue.used_ms > limits.QUEUE_IDLE_MS and queue not in self._away:
+            if queue.idle and now - queue.used_ms > limits.QUEUE_IDLE_MS and not self._is_away(queue):
                 if queue.journal.has_news:
                     queue.checkpoint()
                 del self._queues[queue.topic]
@@ -447,6 +518,7 @@ class Coordinator:
             for queue in [queue for queue in self._away - self._returning if queue.shard == shard]:
                 self._returning.add(queue)
                 self._nursery.start_soon(self._come_back, queue)
+            self._end_hold(shard)
         else:
             self._gateways[peer] = link
 
@@ -468,6 +540,7 @@ class Coordinator:
                 self._dirty[queue] = None
                 self._letters.look(queue)
         self._returning.discard(queue)
+        self._end_hold(queue.shard)
         self._context.bell.ring_always()
 
     def _link_down(self, peer: str) -> None:
@@ -478,7 +551,7 @@ class Coordinator:
             self._away.update(away)
             self._asks.link_down(shard)
             for queue in away:
-                queue.shard_gone(_shard_away(shard))
+                queue.shard_gone(None if shard in self._held else _shard_away(shard))
         else:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:

@@ -113,13 +113,20 @@ class Queue:
         self.passes.fresh = True
         self.touch()
 
-    def shard_gone(self, error: ApiError) -> None:
+    def shard_gone(self, error: ApiError | None) -> None:
+        """None: it will be back in a moment, and whoever waits goes on waiting."""
         self.following = 0
-        self.passes.refuse_all(error)
+        if error is not None:
+            self.passes.refuse_all(error)
 
     @property
     def idle(self) -> bool:
         return not (len(self.leases) or self.workers or self._acks) and self.passes.idle
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._acks) or not self.passes.idle or self.journal.is_awaited
 
     @property
     def timed(self) -> bool:

@@ -7,6 +7,9 @@ a crash makes copy again is then made by the same rules. A rule counts from the 
     topics made, rule not in the file   a pipe without a rule is closed; the topics stay
     rule in the file, pipe not open     the forwarder opens it
     topic dropped, rules not            its forwarders find it gone, and the rules go
+
+Retiring, in a reload: commands under way are finished, forwarders just end; the next process goes on where the
+destinations say.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from topics.storage.routers import Rule
 _RECONCILE_RETRY_S = 0.2
 _TOLD_LATER_S = 10.0
 _OPENING_S = 1.0
+_RETIRE_S = 5.0  # for commands that are under way when a reload replaces this process
+_LOOK_NS = 10_000_000
 _NICE = 10  # forwarding is off the acknowledgement's path: whoever is on it goes first where processors are few
 _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
@@ -75,6 +80,13 @@ class Router:
         context.on_link_up = self._link_up
         context.on_link_down = self._link_down
         context.on_stop = self._stop
+        context.on_hold = self._hold
+        context.on_retire = self._retire
+        self._holds: list[
+            str
+        ] = []  # shards that are asked nothing new; they are not told yet that all is in their rings
+        self._obeying = 0
+        self._retire_by: float | None = None
         self._handlers: dict[int, Callable[[Any], Awaitable[Any]]] = {
             Op.PUT_ROUTER: self._put,
             Op.GET_ROUTER: self._get,
@@ -95,8 +107,10 @@ class Router:
 
     async def serve(self) -> None:
         context = self._context
-        idle = Idle(context.bell, spin_us=0, has_work=self._has_work, next_deadline_ns=lambda: None, row=context.row)
-        while not self._stopping:
+        idle = Idle(
+            context.bell, spin_us=0, has_work=self._has_work, next_deadline_ns=self._next_deadline_ns, row=context.row
+        )
+        while not self._stopping and not self._has_retired():
             await idle.wait(expecting=False, linger=False)
             self._asks.drain()
             for link in list(self._gateways.values()):
@@ -108,13 +122,24 @@ class Router:
             words = context.row.words
             forwarded = sum(forwarder.records for forwarder in self._forwarders.values())
             words[Word.FORWARDED] = self._ended_records + forwarded
+            self._say_held()
             await trio.lowlevel.checkpoint()
         idle.close()
 
     def _has_work(self) -> bool:
         return self._asks.has_answers() or any([link.has_work() for link in self._gateways.values()])
 
+    def _next_deadline_ns(self) -> int | None:
+        return time.monotonic_ns() + _LOOK_NS if self._retire_by is not None or self._holds else None
+
     async def _obey(self, message: bytes, link: Link) -> None:
+        self._obeying += 1
+        try:
+            await self._carry_out(message, link)
+        finally:
+            self._obeying -= 1
+
+    async def _carry_out(self, message: bytes, link: Link) -> None:
         op, _, correlation, _, head, _ = messages.unpack(message)
         try:
             answer = await self._handlers[op](messages.decode_request(op, head))
@@ -148,6 +173,30 @@ class Router:
                     forwarder.dest_gone()
         else:
             self._gateways.pop(peer, None)
+
+    def _hold(self, peer: str) -> None:
+        if peer.startswith("shard-"):
+            self._asks.hold(int(peer.removeprefix("shard-")))
+            self._holds.append(peer)
+        else:
+            self._context.held(peer)
+        self._say_held()
+        self._context.bell.ring_always()
+
+    def _say_held(self) -> None:
+        for peer in [peer for peer in self._holds if self._asks.has_sent_all(int(peer.removeprefix("shard-")))]:
+            self._holds.remove(peer)
+            self._context.held(peer)
+
+    def _retire(self, _: object) -> None:
+        self._retire_by = trio.current_time() + _RETIRE_S
+        self._context.bell.ring_always()
+
+    def _has_retired(self) -> bool:
+        if self._retire_by is None:
+            return False
+        asked = self._obeying or any([link.has_work() for link in self._gateways.values()])
+        return not asked or trio.current_time() > self._retire_by
 
     def _stop(self) -> None:
         self._stopping = True

@@ -127,7 +127,7 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.PID, "pid", _S, "process id; 0 while there is none"),
     WordInfo(Word.STATE, "state", _P, "a State"),
     WordInfo(Word.STARTED_MS, "started_ms", _S, "wall clock at its last start"),
-    WordInfo(Word.RESTARTS, "restarts", _S, "starts after the first, since the server started"),
+    WordInfo(Word.RESTARTS, "restarts", _S, "starts after the first but for reloads, since the server started"),
     WordInfo(Word.GENERATION, "generation", _S, "which life of this name it is, from 1"),
     WordInfo(Word.HEARTBEAT, "heartbeat", _P, "CLOCK_MONOTONIC in ns at its last beat; 0 before the first"),
     WordInfo(Word.PROGRESS_PERMILLE, "progress_permille", _P, "how far recovery is"),

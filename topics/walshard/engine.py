@@ -141,6 +141,9 @@ class Engine:
             self.polls.cancel(reply_to, correlation)
             self.fetcher.forget(reply_to, correlation)
             return
+        if op == Op.END_POLL:
+            self.polls.end(self.refresh, reply_to, correlation)
+            return
         if deadline_ms and deadline_ms < self._round_ms:
             return
         self.requests += 1

@@ -70,6 +70,16 @@ class LongPolls:
                 self._finish(poll, self._read(poll))
                 self._forget_done(poll.topic.id)
 
+    def end(
+        self, refresh: Callable[[Topic], None], reply_to: ReplyTo | None = None, correlation: int | None = None
+    ) -> None:
+        """Answer one poll, or all of them, as if its time were up: a process that keeps it waiting is about to end."""
+        for _, known, poll in self._deadlines:
+            if not poll.done and reply_to in (None, poll.reply_to) and correlation in (None, known):
+                refresh(poll.topic)
+                self._finish(poll, self._read(poll))
+                self._forget_done(poll.topic.id)
+
     def cancel(self, reply_to: ReplyTo, correlation: int | None = None) -> None:
         """The caller of one poll, or of all from one peer, has gone."""
         topics = set()

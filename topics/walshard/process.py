@@ -1,7 +1,8 @@
 """The shard process: recover, then serve the rings in rounds until told to stop.
 
 A round: drain every ring, handle what came, commit once, take in finished syncs and moves, flush every ring, ring each
-bell at most once. Stopping: answer what is in the rings, sync, write a clean snapshot.
+bell at most once. Stopping: answer what is in the rings, sync, write a clean snapshot. In a reload it is the same:
+those who ask have put everything into the rings by then, and send no more.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from topics.walshard.wal import Wal
 _GATHER = 2  # how often a round looks for more requests before it writes
 MAINTENANCE_NS = 200_000_000
 _WINDOW_NS = limits.COMMIT_WINDOW_MS * 1_000_000
+_LAST_WORDS_NS = 3_000_000_000  # how long peers that don't listen may keep a shard that stops
 QUIET_SHARE = 0.02  # busy for less than this share of the time: a good moment to move things
 
 
@@ -329,7 +331,11 @@ class Shard:
 
     def _finish(self) -> None:
         """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
+        until_ns = time.monotonic_ns() + _LAST_WORDS_NS
         self._round(time.monotonic_ns())
+        while any([not link.reader.empty() for link in self._links.values()]) and time.monotonic_ns() < until_ns:
+            self._round(time.monotonic_ns())
+        self._engine.polls.end(self._engine.refresh)
         self._engine.fetcher.wait()
         self._mover.wait()
         for topic in self._engine.topics.values():
@@ -342,6 +348,11 @@ class Shard:
             self._engine.commit.synced(self._syncer.wait())
         for link in self._links.values():
             link.flush()
+        until_ns = time.monotonic_ns() + _LAST_WORDS_NS
+        while any([link.writer.outbox_bytes for link in self._links.values()]) and time.monotonic_ns() < until_ns:
+            time.sleep(0.001)  # the rings are full: whoever asked for so much takes it
+            for link in self._links.values():
+                link.flush()
         self._mover.checkpoint(clean=not self._engine.pipes.deriving)
         self._mover.wait()
         self._syncer.close()

@@ -1,0 +1,100 @@
+"""The process table of a running supervisor: its children and the links between them, as they are at the moment.
+
+Rules: a child's life changes through `handle` alone, which wakes whoever waits for a change; what it means to start,
+end or replace one is the supervisor's business and the reload's.
+
+Crash: all of this is the supervisor's memory and goes with it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import trio
+
+from topics.actors.control import LinkGrant
+from topics.actors.heartbeat import HeartbeatWatch
+from topics.actors.process import ChildProcess, ProcessSpec
+from topics.actors.restarts import Action, ChildLife, Event, Life
+from topics.shm.counters import Board
+
+
+class Child:
+    """A line of the process table and what became of it."""
+
+    def __init__(self, spec: ProcessSpec, board: Board) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.row = board.row(spec.name)
+        self.links: list[Link] = []
+        self.process: ChildProcess | None = None
+        self.watch: HeartbeatWatch | None = None
+        self.kept = False  # a task looks after it
+        self.pause = trio.CancelScope()
+        self.over = trio.Event()
+        self.reason = ""
+        self.replaced = 0  # by reloads: these starts are no restarts
+        self.held: set[str] = set()  # peers that it asks nothing new
+        self.successor: ChildProcess | None = None  # prepared, started when this one ends
+        self.inheritance: socket.socket | None = None  # what this one leaves its successor comes out here
+        self._life = ChildLife(trio.current_time)
+        self._changed = trio.Event()
+
+    @property
+    def life(self) -> Life:
+        return self._life.life
+
+    @property
+    def starts(self) -> int:
+        return self._life.starts
+
+    @property
+    def pause_s(self) -> float:
+        return self._life.pause_s
+
+    @property
+    def peers(self) -> list[Child]:
+        """Those whose link with it is up."""
+        return [link.peer_of(self) for link in self.links if link.up]
+
+    def handle(self, event: Event) -> Action:
+        action = self._life.handle(event)
+        self.changed()
+        return action
+
+    def changed(self) -> None:
+        before, self._changed = self._changed, trio.Event()
+        before.set()
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._changed.wait()
+
+    def drop_successor(self) -> None:
+        """It will not be needed."""
+        if self.successor is not None:
+            self.successor.kill()
+            self.successor.reap()
+            self.successor = None
+        if self.inheritance is not None:
+            self.inheritance.close()
+            self.inheritance = None
+
+
+class Link:
+    def __init__(self, a: Child, b: Child) -> None:
+        self.ends = (a, b)
+        self.generation = 0
+        self.up = False
+
+    def peer_of(self, child: Child) -> Child:
+        return self.ends[1] if child is self.ends[0] else self.ends[0]
+
+    def grant_for(self, child: Child, size: int) -> LinkGrant:
+        return LinkGrant(
+            peer=self.peer_of(child).name,
+            side=0 if child is self.ends[0] else 1,
+            generation=self.generation,
+            size=size,
+        )

@@ -1,0 +1,122 @@
+"""Orders to a running supervisor from outside, and what it says of them: `topics reload` on one end of a socket.
+
+    command ──► supervisor   Order: once, first
+    supervisor ──► command   Progress, as it happens; then Outcome, and the end
+
+A SOCK_SEQPACKET socket in the abstract namespace: it is no file, so nothing is left over, and LOCK says its name.
+Rules: only the user of the server, or root, may give orders; the supervisor never waits for whoever listens, and goes
+on if nobody does any more.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from topics.errors import ServerNotRunning
+
+KINDS = ("gateway", "shard", "router", "queue")
+REPLACE_TIMEOUT_S = 120.0  # for one process: a shard may have a log to replay
+_MAX_PACKET = 64 * 1024
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Replace every process, or those of one kind; each may take so long."""
+
+    only: str | None = None
+    timeout_s: float = REPLACE_TIMEOUT_S
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """`process` has come to `stage`: preparing, stopping, starting, ready."""
+
+    process: str
+    stage: str
+    at: int  # which of them it is, from 1
+    of: int
+    pid: int = 0
+    took_ms: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
+    replaced: list[str]
+    error: str = ""  # empty: all went well
+    refused: bool = False  # it was not even begun
+
+
+_answers: msgspec.json.Decoder[Progress | Outcome] = msgspec.json.Decoder(Progress | Outcome)
+
+
+class Desk:
+    """The supervisor's end: where orders come in."""
+
+    def __init__(self) -> None:
+        self.name = f"topics-{os.getpid()}-{secrets.token_hex(8)}"
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.sock.setblocking(False)
+        self.sock.bind(f"\0{self.name}")
+        self.sock.listen(8)
+
+    def accept(self) -> socket.socket | None:
+        """Whoever is next, if it may give orders."""
+        try:
+            peer, _ = self.sock.accept()
+        except OSError:
+            return None  # it has left
+        peer.setblocking(False)
+        _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user not in (0, os.geteuid()):
+            peer.close()
+            return None
+        return peer
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def receive_order(peer: socket.socket) -> Order | None:
+    """None: it was none, or whoever came has left."""
+    try:
+        return msgspec.json.decode(peer.recv(_MAX_PACKET), type=Order)
+    except (msgspec.DecodeError, OSError):
+        return None
+
+
+def tell(peer: socket.socket, news: Progress | Outcome) -> None:
+    """Lost if it is not listened to."""
+    try:
+        peer.send(msgspec.json.encode(news), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
+
+
+def give_order(name: str | None, order: Order) -> Iterator[Progress | Outcome]:
+    """What a server says to an order, up to its outcome. ServerNotRunning if it goes away before that."""
+    if name is None:
+        raise ServerNotRunning("the server takes no orders: it is just starting, or older than this command")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as peer:
+        try:
+            peer.connect(f"\0{name}")
+            peer.send(msgspec.json.encode(order))
+        except OSError:
+            raise ServerNotRunning("the server can't be reached: it has just stopped, or is in a container") from None
+        while True:
+            try:
+                packet = peer.recv(_MAX_PACKET)
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                raise ServerNotRunning(
+                    "the server hung up: it stopped meanwhile, or this is neither its user nor root; "
+                    "`topics ps` shows what runs"
+                )
+            news = _answers.decode(packet)
+            yield news
+            if isinstance(news, Outcome):
+                return

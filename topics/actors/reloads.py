@@ -1,0 +1,83 @@
+"""Who may ask for a reload, and when: one at a time, of a server that is ready.
+
+It listens for orders (orders.py) and carries each out with reload.py. Whoever asked is told what happens as it happens;
+SIGHUP is the order without anybody who listens.
+
+Crash: with the supervisor. A command that waits sees the socket close.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import trio
+
+from topics.actors import orders
+from topics.actors.log import Log
+from topics.actors.notify import Informer
+from topics.actors.orders import Desk, Order, Outcome, Progress
+from topics.actors.reload import Reload, Report
+
+
+def unheard(news: Progress) -> None:
+    """Nobody is told but the log."""
+
+
+class Reloads:
+    def __init__(self, *, log: Log, refusal: Callable[[], str | None]) -> None:
+        self._log = log
+        self._refusal = refusal  # why there can't be one now
+        self._desk = Desk()
+        self._scope: trio.CancelScope | None = None  # of the one under way
+
+    @property
+    def address(self) -> str:
+        return self._desk.name
+
+    async def serve(self, begin: Callable[[Order, Report], Reload], informer: Informer) -> None:
+        self._begin = begin
+        self._informer = informer
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                await trio.lowlevel.wait_readable(self._desk.sock)
+                if (peer := self._desk.accept()) is not None:
+                    nursery.start_soon(self._obey, peer)
+
+    def start_soon(self) -> None:
+        self._nursery.start_soon(self.reload, Order(), unheard)
+
+    async def _obey(self, peer: socket.socket) -> None:
+        with peer:
+            await trio.lowlevel.wait_readable(peer)
+            if (order := orders.receive_order(peer)) is not None:
+                orders.tell(peer, await self.reload(order, lambda news: orders.tell(peer, news)))
+
+    async def reload(self, order: Order, report: Report) -> Outcome:
+        refusal = self._refusal()
+        if refusal is None and self._scope is not None:
+            refusal = "another reload is under way; wait for its end (`topics ps` shows the processes), then try again"
+        if refusal is not None:
+            self._log.warning("reload_refused", reason=refusal)
+            return Outcome([], refusal, refused=True)
+        self._log.info("reload", only=order.only or "all")
+        self._informer.reloading()
+        outcome = Outcome([], "the server was told to stop")
+        with trio.CancelScope() as self._scope:
+            outcome = await self._begin(order, report).run()
+        self._scope = None
+        if outcome.error:
+            self._log.error("reload_failed", error=outcome.error, replaced=",".join(outcome.replaced))
+        else:
+            self._log.info("reloaded", processes=len(outcome.replaced))
+        self._informer.reloaded()
+        return outcome
+
+    def cancel(self) -> None:
+        """The server stops: what is under way is not finished."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def close(self) -> None:
+        self._desk.close()
