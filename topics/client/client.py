@@ -104,6 +104,14 @@ class _Listing(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
+class Missed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader at this seq will not get, and nobody asked for its removal."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """What a read found behind a seq."""
 
@@ -112,6 +120,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     head_seq: int
     earliest_seq: int
     caught_up: bool
+    tombstone: Missed | None = None
 
     def __iter__(self) -> Iterator[Record]:
         return map(read_record, self.raw)
@@ -160,6 +169,10 @@ class Client:
             words = f"{failure}; whether it was written is not known"
             raise OutcomeUnknown(words, key=body.idempotency_key) from failure
         return self._decoded(answer, Receipt)
+
+    async def create(self, topic: str, config: Mapping[str, Any], *, patience_s: float = PATIENCE_S) -> None:
+        """Make a topic with this config. One that exists gets the config, and keeps its records."""
+        await self._certainly(_path(topic), msgspec.json.encode(config), patience_s=patience_s, method="PUT")
 
     async def delete(
         self, topic: str, *, before_seq: int | None = None, tag: str | None = None, patience_s: float = PATIENCE_S
