@@ -5,6 +5,7 @@ libraries.
 from __future__ import annotations
 
 import importlib
+import keyword
 import sys
 from typing import Any
 
@@ -14,7 +15,8 @@ from click.shell_completion import CompletionItem
 from topics import __version__
 from topics.cli.examples import with_examples
 
-# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -
+# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -, and behind a word
+# that Python keeps for itself
 VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
     "config": "Check a file of settings, and show which are in effect.",
@@ -27,6 +29,8 @@ VERBS: dict[str, str] = {
     "publish": "Append records from the command line, a file or standard input.",
     "tail": "Follow topics: print records as they are written.",
     "queue": "Look at queues, and put dead letters back.",
+    "export": "Write topics as JSON lines.",
+    "import": "Append what an export holds.",
     "snapshot": "Make, list and remove stable views of a data folder.",
     "backup": "Back a data folder up, and restore it.",
     "topic": "Look at topics, and remove one.",
@@ -63,7 +67,7 @@ Examples:
 
 
 def command_of(verb: str) -> click.Command:
-    name = verb.replace("-", "_")
+    name = verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
     command: click.Command = getattr(importlib.import_module(f"topics.cli.{name}"), name)
     return with_examples(command)
 
