@@ -33,7 +33,8 @@ class Child:
         self.kept = False  # a task looks after it
         self.pause = trio.CancelScope()
         self.over = trio.Event()
-        self.reason = ""
+        self.reason = ""  # why it can't serve, in its own words
+        self.ending = ""  # how its last process ended
         self.replaced = 0  # by reloads: these starts are no restarts
         self.held: set[str] = set()  # peers that it asks nothing new
         self.successor: ChildProcess | None = None  # prepared, started when this one ends

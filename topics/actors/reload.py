@@ -31,6 +31,7 @@ import trio
 from topics import limits
 from topics.actors.children import Child
 from topics.actors.control import PROTOCOL, ChannelClosed, Failed, Hold, Message, Prepare, Prepared, Retire
+from topics.actors.heartbeat import START_TIMEOUT_MS
 from topics.actors.log import Log
 from topics.actors.orders import Order, Outcome, Progress
 from topics.actors.process import ChildProcess
@@ -38,6 +39,8 @@ from topics.actors.restarts import Action, Event, Life
 from topics.errors import TopicsError
 
 HOLD_TIMEOUT_S = 5.0
+_UNDECIDED = (Life.STARTING, Life.REFUSING, Life.KILLED)
+_PREPARE_S = START_TIMEOUT_MS / 1_000
 _RANKS = ("shard", "router", "queue")  # then all others
 
 Report = Callable[[Progress], None]
@@ -121,13 +124,13 @@ class Reload:
             await child.wait_until(lambda: life() is not Life.RETIRING)
         report("starting", successor.pid)
         with trio.move_on_after(self._order.timeout_s):
-            await child.wait_until(lambda: life() is not Life.STARTING)
-        if life() is Life.STARTING:
+            await child.wait_until(lambda: life() not in _UNDECIDED or child.starts > starts + 1)
+        if life() in _UNDECIDED and child.starts == starts + 1:
             raise NotReplaced(
                 f"{child.name} is not ready after {self._order.timeout_s:g} s; it goes on starting, and serves then"
             )
         if life() is not Life.READY or child.starts != starts + 1:
-            raise NotReplaced(f"{child.name} did not come up: {child.reason or 'it died'}; it is {_fate(child)}")
+            raise NotReplaced(f"{child.name} did not come up: {child.reason or child.ending}; it is {_fate(child)}")
         report("ready", successor.pid)
 
     async def _prepare(self, child: Child) -> ChildProcess:
@@ -137,9 +140,9 @@ class Reload:
             raise NotReplaced(f"{child.name} could not be replaced: {exc}") from None
         try:
             process.channel.send_nowait(Prepare(child.spec.module))
-            with trio.move_on_after(self._order.timeout_s):
+            with trio.move_on_after(_PREPARE_S):
                 return await self._wait_prepared(child, process)
-            raise NotReplaced(f"{child.name}: the new process was not ready to start after {self._order.timeout_s:g} s")
+            raise NotReplaced(f"{child.name}: the new process was not ready to start after {_PREPARE_S:g} s")
         except BaseException:
             await _discard(process)
             raise

@@ -246,6 +246,7 @@ class Supervisor:
             if link.up:
                 link.up = False
                 self._tell(link.peer_of(child), LinkDown(child.name))
+        child.ending = how
         hung = child.life is Life.KILLED
         action = child.handle(Event.EXIT)
         child.row.set(Word.PID, 0)
@@ -261,7 +262,6 @@ class Supervisor:
                     restart_in_ms=round(child.pause_s * 1_000),
                 )
                 child.pause = trio.CancelScope()
-                child.reason = child.reason or how
             case Action.REPLACE:
                 child.replaced += 1
                 child.row.set(Word.STATE, State.STARTING)

@@ -48,7 +48,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     default=REPLACE_TIMEOUT_S,
     show_default=True,
     metavar="S",
-    help="How long one process may take until it is ready.",
+    help="How long a new process may take from its start until it is ready.",
 )
 @data_dir_option
 @json_option
