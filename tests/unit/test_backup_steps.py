@@ -11,7 +11,7 @@ import pytest
 from folderplay import newcomer, write_manifest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from model import BOOT, Record, Shard, examples
+from model import BOOT, QuickDisk, Record, Shard, examples
 from onlooker import live_records
 from test_folder_steps import CONFIGS, EPHEMERAL, STEPS, Play, Step
 
@@ -29,7 +29,14 @@ from topics.folder.verify import verify
 from topics.folder.view import Folder
 from topics.storage.routers import Rule, encode_rules, routers_path
 
-OTHER_BOOT = bytes(range(16))
+OTHER_BOOT = b"another life ..."
+
+
+class Elsewhere(Shard):
+    """On another machine, or on this one after a restart of it."""
+
+    def open(self, disk: QuickDisk | None = None, *, boot: bytes = OTHER_BOOT) -> None:
+        super().open(disk, boot=boot)
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +136,7 @@ def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[Step], 
     assert told(Folder(str(base / "b0-None"), now_ms=here.shard.clock.now_ms())) == told(
         Folder(str(back(base, "b0", shards=2)), now_ms=here.shard.clock.now_ms())
     )
-    restored = Shard(base / "b1-None", wall=here.shard.wall, wal_file_bytes=9_000, segment_max_events=20)
-    restored.restart(boot=OTHER_BOOT)  # on another machine, or after a restart of this one: nothing was lost with power
+    restored = Elsewhere(base / "b1-None", wall=here.shard.wall, wal_file_bytes=9_000, segment_max_events=20)
     here.shard.restart()
     assert answered(restored) == answered(here.shard)
 

@@ -11,8 +11,8 @@ letters, a copy is made after its original. So no shard may be seen later than a
     5. of what came since the first look only frames up to that time count
 
 Whatever was acknowledged before the first look is in it. An effect has no earlier time than its cause, and whoever saw
-the cause saw it written, so nothing in it lacks its cause. If a clock was set back a shard's own goes ahead of it; then
-all that the first look saw still counts.
+the cause saw it written, so nothing in it lacks its cause (unless the machine's clock was just set back: a shard's own
+goes ahead of it then, and less of the shard may be in it than of others; never less than the first look saw).
 
 The server may remove files while they are copied. Log files and snapshots go soonest, so they are held open from here
 on; segments are not, and whoever misses one begins again with another moment.
@@ -128,18 +128,14 @@ def take(data_dir: str) -> Moment:
     raise TopicsError(f"{data_dir}: its files change faster than they can be looked at; try again")
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """A log as the first look saw it."""
-
-    ends: dict[str, tuple[int, bytes]]  # by file: where its last frame ends, and that frame's checksum
-    clock_ms: int
+_Seen = dict[str, tuple[int, bytes]]  # by file of the log: where its last frame ends, and that frame's checksum
 
 
 def _take(moment: Moment) -> bool:
     """False: a look saw something else than the one before."""
     folder = moment.folder
     before = _picture(folder)
-    seen = [_Seen({wal.file: (wal.end, wal.checksum) for wal in s.wals}, s.clock_ms) for s in folder.shards]
+    seen: list[_Seen] = [{wal.file: (wal.end, wal.checksum) for wal in shard.wals} for shard in folder.shards]
     moment.rules = folder.rules
     for shard in folder.shards:
         moment.segments += [segment for topic in _named(shard) for segment in _segments(moment, topic)]
@@ -205,23 +201,22 @@ def _deleted(moment: Moment, file: str, blocks: list[Batch]) -> list[Run]:
 
 
 def _cut(moment: Moment, shard: Shard, seen: _Seen) -> None:
-    limit_ms = max(moment.at_ms, seen.clock_ms)
     for wal in shard.wals:
         fd = _open(os.path.join(moment.files.data_dir, wal.file))
-        end, checksum, cut = _end(fd, wal, seen.ends.get(wal.file), limit_ms)
+        end, checksum, cut = _end(fd, wal, seen.get(wal.file), moment.at_ms)
         log = Log(file=wal.file, fd=fd, salt=wal.salt, end=end, checksum=checksum, whole=same_boot(wal))
         moment.logs.append(log)
         if cut:
             return
 
 
-def _end(fd: int, wal: WalFile, known: tuple[int, bytes] | None, limit_ms: int) -> tuple[int, bytes, bool]:
+def _end(fd: int, wal: WalFile, known: tuple[int, bytes] | None, at_ms: int) -> tuple[int, bytes, bool]:
     """(end of the last frame that counts, its checksum, whether later ones follow)"""
     end, checksum = known or (FILE_HEADER_BYTES, b"")
     data = os.pread(fd, wal.end - end, end)
     start = end
     for frame in scan(data, salt=wal.salt, start=0):
-        if frame.ts > limit_ms:
+        if frame.ts > at_ms:
             return end, checksum, True
         stop = frame.offset + frame.length
         end, checksum = start + stop, data[stop - CHECKSUM.size : stop]
