@@ -3,18 +3,21 @@
 The view `topics` is read once and stored; its heads are the ends of every later read, so that all reports of a run
 count the same records while the server goes on writing. A topic that is made after that is not seen, one that is
 deleted is missing. The other small views are stored when they are first asked for.
+
+A folder that can't be read as a whole has no pins: whoever asks for a view is told why.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_pipeline.source import FORMAT
+from topics.errors import TopicsError
 from topics.storage.leases import SUFFIX, is_log_name
 
 from .ledger import View
@@ -82,6 +85,25 @@ class Pins:
         frame = self._spark.read.format(FORMAT).options(**whole).load()
         # Topics that came after the pins would be read, and read again by the next run.
         return frame.filter(_one_of(_COLUMN[view], names))
+
+
+class NoPins(Pins):
+    """Of a damaged folder. ids: those of the last run, which this one adds nothing to."""
+
+    def __init__(self, why: str, *, ids: Iterable[str]) -> None:
+        self._why = why
+        self._ids = set(ids)
+        self.of = {"records": {}, "leases": {}}
+
+    @property
+    def ids(self) -> set[str]:
+        return self._ids
+
+    def view(self, name: str, **options: str) -> DataFrame:
+        raise TopicsError(self._why)
+
+    def since(self, view: View, marks: Mapping[str, int], **options: str) -> DataFrame:
+        raise TopicsError(self._why)
 
 
 def _subscribed(name: str, options: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """One run of the reports: from a folder to everything that is written about it.
 
     lock OUT, load the ledger      refuse a folder that is not the ledger's
-    start Spark, pin the heads     all reports see the same
+    start Spark, pin the heads     all reports see the same; on a damaged folder only integrity sees anything
     compute each report            one that fails does not keep the others from being written
     thresholds
     publish tables, save ledger    from here on the run counts
@@ -32,12 +32,13 @@ from topics.folder.files import Files
 from . import ledger, outputs, page, registry, session, thresholds, units
 from .ledger import Counted, Ledger, View
 from .outcome import Entry, Outcome
-from .pins import Pins
+from .pins import NoPins, Pins
 from .report import Finding, Result
 from .shelf import Shelf
 
 LOG = "spark.log"
 _TICK_S = 0.5
+_FILES_ALONE = {"integrity"}  # reports that ask the data source for nothing
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +120,7 @@ class _Run:
                 pins = Pins(spark, self._folder, self._shelf)
             except Exception as error:
                 self._note(f"{self._folder} could not be looked at")
-                raise TopicsError(words(error)) from None
+                pins = self._without_pins(words(error), before)
             if before is not None:
                 ledger.check_folder(before, out=self._request.out, folder=self._folder, ids=pins.ids)
             now = self._next(before, pins)
@@ -128,6 +129,13 @@ class _Run:
         outcome = self._outcome(entries)
         self._commit(outcome, now)
         return outcome
+
+    def _without_pins(self, why: str, before: Ledger | None) -> Pins:
+        """A damaged folder: a report that looks at files alone is computed all the same, the others say why not."""
+        moved = before is not None and before.folder != self._folder  # nobody can tell whether it is the same folder
+        if moved or not _FILES_ALONE & set(self._request.names):
+            raise TopicsError(why)
+        return NoPins(why, ids=() if before is None else before.ids)
 
     def _next(self, before: Ledger | None, pins: Pins) -> Ledger:
         """The ledger that this run will leave; reports advance in it one by one."""
