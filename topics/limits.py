@@ -136,6 +136,6 @@ COPIES_AGE_MS = 2_000  # a copy is written to a segment about this much later: w
 FORWARD_RECORDS = 4_096  # what one forward may carry
 FORWARD_BYTES = 1 * MIB
 CACHE_BYTES = 32 * MIB  # recent and recently read batches, per shard
-SEQ_RESERVE = 100_000  # seqs promised ahead on disk, so that none is reused after a power cut
 FETCH_BYTES = 4 * MIB  # what one request may have fetched from the cold tier at once
 COPY_BYTES = 1 * MIB  # a segment is copied there in pieces of this size, with as much time between them
+SEQ_RESERVE = 100_000  # seqs promised ahead on disk, so that none is reused after a power cut

@@ -535,3 +535,18 @@ def test_recovery_may_die_at_every_step_and_start_over(shard: Shard) -> None:
     assert at > 3
     assert shard.everything("t") == expected
     assert shard.append("t", records(1), key="k").deduped
+
+
+def test_what_was_deleted_before_it_was_lost_is_counted_once(shard: Shard) -> None:
+    shard.append("e", [*records(3, tag="x"), *records(7)], config=TopicConfig(durability="ephemeral"))
+    shard.append("e", records(5, tag="y"))
+    shard.delete("e", tag="x")
+    shard.delete("e", tag="y", before_seq=13)
+    shard.checkpoint()
+    for _ in range(2):
+        shard.restart()
+        topic = shard.topic("e")
+        assert topic.count == 0
+        assert topic.deleted_total == 5
+        assert topic.evicted_total + topic.deleted_total == topic.head_seq
+        shard.checkpoint()

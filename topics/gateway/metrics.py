@@ -42,6 +42,8 @@ _SUMS = (
     ("topics_queue_topics", "Topics of type queue.", Word.QUEUE_TOPICS),
     ("topics_queue_leases_in_flight", "Jobs that somebody holds.", Word.LEASES),
     ("topics_routers", "Routers.", Word.ROUTERS),
+    ("topics_cold_segments", "Segments in the cold tier.", Word.COLD_SEGMENTS),
+    ("topics_cold_bytes", "Bytes of their files.", Word.COLD_BYTES),
     ("topics_watch_sessions", "Watch sessions.", Word.SESSIONS),
 )
 _WAL = (

@@ -108,6 +108,9 @@ class Word:
     WAL_BACKLOG: Final = 81
     SNAPSHOT_MS: Final = 82
     RECORDS_ADDED: Final = 83
+    COLD_SEGMENTS: Final = 84
+    COLD_BYTES: Final = 85
+    COLD_FETCHES: Final = 86
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -179,6 +182,9 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.WAL_BACKLOG, "wal_backlog", _P, "bytes of frames in the log files that it keeps"),
     WordInfo(Word.SNAPSHOT_MS, "snapshot_ms", _P, "wall clock at its last snapshot; 0 before its first"),
     WordInfo(Word.RECORDS_ADDED, "records_added", _P, "records that became readable since it started"),
+    WordInfo(Word.COLD_SEGMENTS, "cold_segments", _P, "segments in the cold tier"),
+    WordInfo(Word.COLD_BYTES, "cold_bytes", _P, "bytes of their files"),
+    WordInfo(Word.COLD_FETCHES, "cold_fetches", _P, "reads from there since it started"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 

@@ -38,7 +38,8 @@ class Away(Exception):
 def window(topic: Topic, cache: BatchCache, *, first: Row, records: int, size: int) -> Away:
     """`first` and what a reader will want behind it."""
     rows: list[Row] = []
-    room = min(size, limits.FETCH_BYTES)
+    records += first.count  # its beginning may not be wanted
+    room = min(size + first.length, limits.FETCH_BYTES)
     for row in topic.rows.since(topic.rows.position(first.first)):
         if rows and (records <= 0 or room <= 0):
             break

@@ -171,7 +171,7 @@ class Jobs:
                     if pieces:
                         budget = 0
                         continue
-                    raise Away([row])
+                    raise self._wanted(topic, request)
                 piece = self._piece(row, seq - row.first)
                 if len(piece) > budget and pieces:
                     budget = 0
@@ -226,6 +226,19 @@ class Jobs:
                 at = seq
             at = max(at, row.last)
         return max(at, topic.head_seq), True
+
+    def _wanted(self, topic: Topic, request: messages.TakeJobs) -> Away:
+        """What is away of the jobs that are asked for by seq."""
+        rows: dict[Row, None] = {}
+        size = 0
+        for seq in request.wanted:
+            row = topic.rows.find(seq)
+            if row is not None and row.live and self._away(row) and row not in rows:
+                if rows and size + row.length > limits.FETCH_BYTES:
+                    break
+                rows[row] = None
+                size += row.length
+        return Away(list(rows))
 
     def _away(self, row: Row) -> bool:
         return row.body is None and id(row) not in self._rendered and self._cache.away(row)

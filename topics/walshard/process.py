@@ -27,8 +27,8 @@ from topics.walshard.leftovers import remove_leftovers, remove_stale
 from topics.walshard.mover import Mover
 from topics.walshard.quota import Quota
 from topics.walshard.recovery import Recovery, boot_id
-from topics.walshard.segments import OpenFiles
 from topics.walshard.relocator import Relocator
+from topics.walshard.segments import OpenFiles
 from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
 from topics.walshard.wal import Wal
@@ -428,6 +428,9 @@ class Shard:
         words[Word.QUEUE_TOPICS] = engine.kinds.queues
         words[Word.RECORDS_LIVE] = engine.totals.records
         words[Word.RECORDS_ADDED] = engine.totals.added
+        if self._relocator is not None:
+            words[Word.COLD_SEGMENTS], words[Word.COLD_BYTES] = self._relocator.held()
+            words[Word.COLD_FETCHES] = engine.fetcher.fetches
         words[Word.WAL_LSN] = wal.written_lsn
         words[Word.WAL_BACKLOG] = wal.backlog_bytes
         words[Word.SNAPSHOT_MS] = self._mover.snapshot_ms

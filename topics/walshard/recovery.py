@@ -539,6 +539,9 @@ class Recovery:
                 topic.evicted_total += max(0, last - max(first, topic.evict_floor) + 1)
                 topic.cap_seq = max(topic.cap_seq, last)
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
+                # Some of them a client had deleted before: those are counted already.
+                most = head - topic.count - topic.deleted_total - topic.expired_total
+                topic.evicted_total = min(topic.evicted_total, most)
             topic.touched()
 
     def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:

@@ -76,6 +76,11 @@ class Relocator:
     def copying(self) -> bool:
         return self._copying is not None
 
+    def held(self) -> tuple[int, int]:
+        """Segments in the cold tier, and the bytes of their files."""
+        cold = [segment.data_bytes for topic in self.tiered for segment in topic.segments if segment.cold]
+        return len(cold), sum(cold)
+
     def consider(self, topic: Topic) -> None:
         """It may have more hot segments than it should."""
         if self._settings.cold_dir is not None:
@@ -171,7 +176,8 @@ class Relocator:
         self._worker.submit(lambda: self._disk.remove_dir(folder), lambda _, error: None)
 
     def take(self) -> None:
-        self._worker.take()
+        if self._worker.take():
+            self.step()
 
     def wait(self) -> None:
         """For tests: until nothing is under way."""
