@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from folderplay import write_manifest
-from mended import build, check_server, check_word, frames_of, records, repair
+from mended import build, check_server, check_word, frames_of, records, repair, seen
 from model import Shard
+from onlooker import contents
 
 from topics import limits
-from topics.cli.repair import Report
+from topics.cli.repair import Report, _repair
 from topics.errors import TopicsError
 from topics.folder import mending, view
 from topics.folder.log import _boot_id
@@ -339,3 +340,52 @@ def test_ranges_against_sets() -> None:
         for other in cases:
             assert all_of(minus(one, other)) == all_of(one) - all_of(other)
             assert all_of(both(one, other)) == all_of(one) & all_of(other)
+
+
+# --- a cold tier -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiered(mine: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Sealed segments of `old` have moved; their indexes stayed."""
+    cold = tmp_path / "cold"
+    for path in [segment_of(mine, "old", number) for number in (0, 1)]:
+        target = cold / path.relative_to(mine)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, target)
+    write_manifest(mine, cold=str(cold))
+    return mine, cold
+
+
+def test_a_cold_segment_is_mended_where_it_is(whole: Path, tiered: tuple[Path, Path]) -> None:
+    mine, cold = tiered
+    here = [mine / segment_of(whole, "old", number).relative_to(whole) for number in (0, 1)]
+    path = cold / here[0].relative_to(mine)
+    offset, first, last = blocks(path)[1]
+    flip(path, offset + 100)
+    here[1].with_suffix(".idx").unlink()
+    report = repair(mine)
+    assert lost(report) == [("old", first, last)]
+    assert check_folder_alone(whole, mine) == last - first + 1
+    assert len(blocks(path)) == 3
+    assert not here[0].exists()
+    assert here[1].with_suffix(".idx").exists()
+
+
+def test_a_copy_has_one_tier(whole: Path, tiered: tuple[Path, Path], tmp_path: Path) -> None:
+    mine, cold = tiered
+    path = cold / segment_of(whole, "old", 0).relative_to(whole)
+    flip(path, blocks(path)[1][0] + 100)
+    before = contents(tmp_path)
+    report = _repair(str(mine), str(tmp_path / "copy"), False)
+    assert report.into == str(tmp_path / "copy")
+    assert {name: kept for name, kept in contents(tmp_path).items() if not name.startswith("copy")} == before
+    assert Folder(str(tmp_path / "copy")).files.manifest.cold is None
+    check_word(whole, tmp_path / "copy", report)
+
+
+def check_folder_alone(before: Path, after: Path) -> int:
+    """How many records of `old` are gone."""
+    had, has = (seen(folder)[0] for folder in (before, after))
+    wanted = next(topic.id for topic in Folder(str(before)).topics if topic.name == "old")
+    return len(had[wanted]) - len(has[wanted])

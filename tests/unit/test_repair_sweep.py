@@ -104,3 +104,31 @@ def test_every_kind_of_file(whole: Path, tmp_path: Path, kind: str) -> None:
     elif kind != "*.snap":
         assert gone
     assert bool(hopeless) == (kind == "*.snap")
+
+
+@pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
+def test_several_places_at_once(whole: Path, tmp_path: Path) -> None:
+    names = [path.relative_to(whole) for kind in KINDS for path in sorted(whole.rglob(kind)) if path.is_file()]
+    last = max(name for name in names if name.suffix == ".wal")
+    repaired = 0
+    for seed in range(2_000 if EXHAUSTIVE else 25):
+        rng = random.Random(seed)
+        mine = tmp_path / "mine"
+        shutil.rmtree(mine, ignore_errors=True)
+        shutil.copytree(whole, mine)
+        done = []
+        for name in rng.sample(names, rng.randrange(2, 5)):
+            if name.suffix == ".snap":
+                continue  # without it there is no telling
+            what, damage = rng.choice(list(damages(whole / name, rng, last=name == last)))
+            damage(mine / name)
+            done.append(f"{name}: {what}")
+        try:
+            report = repair(mine)
+            assert not report.hopeless
+            check_word(whole, mine, report)
+            repaired += report.repaired
+        except BaseException as exc:
+            exc.add_note(f"seed {seed}: {done}")
+            raise
+    assert repaired

@@ -100,7 +100,7 @@ def _print(verdict: Verdict, folder: str, running: bool) -> None:
         click.echo(f"{folder}: whole ({read}{server}{depth})")
     else:
         word = "problem" if verdict.problem_count == 1 else "problems"
-        click.echo(f"{folder}: {verdict.problem_count:,} {word} ({read}{server})")
+        click.echo(f"{folder}: {verdict.problem_count:,} {word} ({read}{server}); topics repair says what can be done")
 
 
 def _line(kind: str, trouble: Trouble) -> str:
