@@ -63,6 +63,7 @@ class Server(TCPServer):  # type: ignore[misc]
         self._sends_since: float | None = None  # a send that the socket has not taken
         self._scope = trio.CancelScope()  # around everything that is done for it
         self._retiring = trio.Event()
+        self._begun = False  # there is a protocol
 
     async def protocol_send(self, event: Any) -> None:
         if isinstance(event, RawData):
@@ -86,6 +87,9 @@ class Server(TCPServer):  # type: ignore[misc]
                 tasks.spawn(self._watch_reader, tasks)
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
                 self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
+                self._begun = True
+                if self._retiring.is_set():
+                    self.protocol.retire()
                 try:
                     tasks.spawn(self._retire)
                     await self.protocol.initiate()
@@ -98,10 +102,11 @@ class Server(TCPServer):  # type: ignore[misc]
     def retire(self) -> None:
         """Answer what was asked, then say goodbye."""
         self._retiring.set()
+        if self._begun:
+            self.protocol.retire()
 
     async def _retire(self) -> None:
         await self._retiring.wait()
-        self.protocol.retire()
         while True:
             if await self.protocol.says_goodbye():
                 break

@@ -50,6 +50,8 @@ _UNLIMITED = 2**62
 _ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
+_RETIRING_LOOK_NS = 1_000_000
+_TURNS = 10
 _LEAVING_LOOK_S = 0.1
 
 
@@ -99,6 +101,7 @@ class Gateway:
         context.on_retire = self._retire
         self._holds: list[str] = []  # peers that we ask nothing new; they are not told yet that all is in their rings
         self._bequest: handover.Bequest | None = None
+        self._turns = 0  # of other tasks, since we retire: a request that has just come is known after a few
         self._handlers = Handlers(
             settings,
             shards=context.shards,
@@ -190,6 +193,9 @@ class Gateway:
         self._set_accepting(True)
         self._sweep_ns = time.monotonic_ns() + _SWEEP_NS
         while not (self._stop_by_ns and self._stopped()):
+            if self._bequest is not None:
+                await trio.lowlevel.checkpoint()
+                self._turns += 1
             events = await idle.wait(expecting=len(calls) > 0, linger=not self.cold.connections)
             hot.begin_round()
             streams.now_ns = time.monotonic_ns()
@@ -235,6 +241,8 @@ class Gateway:
 
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
+        if self._bequest is not None:
+            return time.monotonic_ns() + _RETIRING_LOOK_NS
         calm = self._accepting and not self._hot.connections and not len(self._streams)
         calm = calm and not self._calls.holding.busy
         if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
@@ -401,7 +409,7 @@ class Gateway:
         """Everything asked is answered, and streams of the other lane have said their last word, or too late."""
         now = time.monotonic_ns()
         if self._bequest is not None:
-            done = len(self._calls) == 0 and not self.cold.unanswered
+            done = len(self._calls) == 0 and not self.cold.unanswered and self._turns >= _TURNS
         else:
             done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
         return done or now > self._stop_by_ns
