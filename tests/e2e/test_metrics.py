@@ -66,6 +66,8 @@ GAUGES = {
     "topics_wal_queue_depth_peak",
     "topics_wal_read_only",
     "topics_disk_free_bytes",
+    "topics_cold_segments",
+    "topics_cold_bytes",
     "topics_process_ring_depth_bytes",
     "topics_process_ring_high_water_bytes",
     "topics_process_loop_lag_seconds",
