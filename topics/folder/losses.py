@@ -73,13 +73,25 @@ class _Telling:
     def run(self, log: SalvagedLog) -> Tales:
         for piece in log.pieces():
             if isinstance(piece, Gap):
-                self._gaps.append(piece)
-                self._tell_of(piece)
+                gap = piece if self._trusted(piece) else msgspec.structs.replace(piece, frame=None)
+                self._gaps.append(gap)
+                self._tell_of(gap)
             else:
                 self._take(piece)
         for tale in self._topics.values():
             self._end(tale)
         return Tales(topics=self._topics, untold=self._untold)
+
+    def _trusted(self, gap: Gap) -> bool:
+        """Whether the head of the missing frame fits what is known: a damaged one would clear those it belongs to."""
+        frame = gap.frame
+        tale = None if frame is None else self._topics.get(frame.topic_id)
+        if frame is None or tale is None:
+            return False
+        if frame.type != FrameType.APPEND or (tale.state is not None and tale.state.pipe is not None):
+            return True
+        flushed = 0 if tale.state is None else tale.state.flushed_seq
+        return frame.first_seq == tale.known + 1 or frame.last_seq <= flushed
 
     def _tell_of(self, gap: Gap) -> None:
         """Deletes, configs and topics that did not happen now."""

@@ -25,6 +25,7 @@ from topics.storage.control import HeadFrame, TopicFrame
 from topics.storage.format import (
     FILE_HEADER_BYTES,
     FRAME_HEADER,
+    RECORD_SEPARATOR,
     FrameType,
     frame_bytes,
 )
@@ -40,6 +41,7 @@ from topics.storage.frames import (
 from topics.storage.paths import numbered_name, parse_numbered, shard_dir
 from topics.storage.recovery import TailVerdict, judge_tail
 
+_COLUMN_LENGTHS = 16  # at the beginning of a batch
 _KINDS = frozenset(map(int, FrameType))
 
 
@@ -262,13 +264,17 @@ def _new_salt() -> int:
 
 
 def _head_of(torn: _Torn, *, lsn: int) -> Frame | None:
-    """The head of a frame whose body is damaged, if number and length are what they must be."""
+    """The head of a frame whose body is damaged, if number, length and count are what they must be."""
     if len(torn.data) < FRAME_HEADER.size:
         return None
     fields = FRAME_HEADER.unpack_from(torn.data)
     _, body_len, kind, flags, key_len, count, topic_id, first_seq, ts, found, synced = fields
     length = frame_bytes(key_len=key_len, body_len=body_len)
     if found != lsn or kind not in _KINDS or length != (torn.room or length):
+        return None
+    at = FRAME_HEADER.size + key_len
+    batch = torn.data[at + _COLUMN_LENGTHS : at + body_len]
+    if count != (batch.count(RECORD_SEPARATOR) + 1 if kind == FrameType.APPEND else 0):
         return None
     return Frame(kind, flags, count, topic_id, first_seq, ts, found, synced, b"", b"", torn.offset, length)
 

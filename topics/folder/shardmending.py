@@ -168,7 +168,8 @@ class _Mending:
                 f"without it: {_BACKUP}"
             )
         if self._state is None and first != 1 and (first or self._has_topics()):
-            return f"{self._files.relative(self._folder)}: its snapshot is missing: {_BACKUP}"
+            what = "its snapshot is missing" if first else "holds neither a snapshot nor a log"
+            return f"{self._files.relative(self._folder)}: {what}: {_BACKUP}"
         if self._state is not None and (self._state.shard, self._state.layout) != (self._shard, self._layout):
             return (
                 f"{self._files.relative(self._folder)}: its snapshot is of another shard: put it back where it belongs"
