@@ -24,7 +24,7 @@ class Tmux:
     def __init__(self, folder: Path, *, width: int, height: int) -> None:
         self._socket = folder / "tmux"
         self._tmux(
-            *("-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", width, "-y", height),
+            *("-f", "/dev/null", "new-session", "-d", "-s", "t", "-c", folder, "-x", width, "-y", height),
             "env -i PATH=$PATH TERM=screen-256color PS1='ready> ' LANG=C.UTF-8 bash --norc --noprofile -i",
         )
         self.wait_for("ready>")
@@ -53,9 +53,13 @@ class Tmux:
     def type(self, text: str) -> None:
         self._tmux("send-keys", "-t", "t", "-l", text)
 
+    def press(self, *keys: str) -> None:
+        """By their names, as tmux knows them."""
+        self._tmux("send-keys", "-t", "t", *keys)
+
     def enter(self, line: str) -> None:
         self.type(line)
-        self._tmux("send-keys", "-t", "t", "Enter")
+        self.press("Enter")
 
     def resize(self, *, width: int, height: int) -> None:
         self._tmux("resize-window", "-t", "t", "-x", width, "-y", height)
@@ -79,7 +83,8 @@ def top(server: Server) -> str:
 
 
 def fits(screen: list[str], *, width: int) -> bool:
-    return max(map(len, screen)) <= width and not any("…" in line for line in screen)
+    """Nothing is cut but the line on top, which holds the path of the data."""
+    return max(map(len, screen)) <= width and not any("…" in line for line in screen[1:])
 
 
 PROCESSES = ["supervisor", "gateway-0", "router", "queue", "shard-0", "shard-1"]
@@ -90,7 +95,7 @@ def rows(screen: list[str]) -> list[str]:
 
 
 def test_top_at_80_and_120_columns(terminal: Tmux, server: Server) -> None:
-    terminal.enter("echo bef''ore; stty -a > before")
+    terminal.enter("echo bef''ore; stty -g > before")
     terminal.wait_for("before\nready>")
     terminal.enter(top(server))
     narrow = terminal.wait_for("sync p99", "heartbeat", "shard-1")
@@ -115,20 +120,32 @@ def test_top_at_80_and_120_columns(terminal: Tmux, server: Server) -> None:
 
     terminal.resize(width=80, height=24)
     terminal.type("q")
-    terminal.wait_for("before")  # what was there before is there again
-    assert not terminal.other_screen()
-    terminal.enter("stty -a > after; cmp before after && echo sa''me; tput cnorm; echo code=$?")
+    eventually(lambda: not terminal.other_screen(), what="the first screen")
+    terminal.wait_for("before\nready>")  # what was there before is there again
+    terminal.enter("stty -g > after; cmp before after && echo sa''me; tput cnorm; echo code=$?")
     terminal.wait_for("same", "code=0")
 
 
 def test_it_echoes_again_after_ctrl_c(terminal: Tmux, server: Server) -> None:
     terminal.enter(top(server))
     terminal.wait_for("heartbeat")
-    terminal._tmux("send-keys", "-t", "t", "C-c")
+    terminal.press("C-c")
     eventually(lambda: not terminal.other_screen(), what="the first screen")
     terminal.enter("echo code=$?")
     screen = terminal.wait_for("code=130", "echo code=")
     assert not any("Traceback" in line for line in screen)
+
+
+def test_a_question_that_is_not_answered(terminal: Tmux, server: Server) -> None:
+    """No is no success; Ctrl-C is what it is everywhere."""
+    for keys, code in (("n", 1), ("C-c", 130)):
+        terminal.enter(f"clear; {TOPICS} topic rm nothing --url {server.url}")
+        terminal.wait_for("for good? [y/N]")
+        terminal.press(keys, *(["Enter"] if keys == "n" else []))
+        terminal.wait_for("ready>")
+        terminal.enter("echo code=$?")
+        screen = terminal.wait_for(f"code={code}")
+        assert not any("Traceback" in line for line in screen)
 
 
 def test_a_progress_bar_that_fits_and_goes(terminal: Tmux, server: Server, tmp_path: Path) -> None:

@@ -332,7 +332,8 @@ def screen(figures: Figures, *, width: int) -> Group:
 
     of_shards, _ = fitted(_SHARD, [_shard_cells(each) for each in figures.shards], width=width, compact=True)
     of_processes, _ = fitted(_PROCESS, [_process_cells(each) for each in figures.processes], width=width, compact=True)
-    return Group(Text(_heading(figures), overflow="fold"), of_shards, Text(""), of_processes)
+    heading = Text(_heading(figures), no_wrap=True, overflow="ellipsis")  # a second line would push the last one out
+    return Group(heading, of_shards, Text(""), of_processes)
 
 
 def _shard_cells(each: ShardFigures) -> list[str]:
