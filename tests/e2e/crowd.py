@@ -321,3 +321,47 @@ class Worker(Member):
         acked = self.lane.ask("POST", f"{path}/ack", {"node": "w", "seqs": [job["$seq"] for job in jobs]})
         assert acked["acked"] == len(jobs), acked
         self.done += [job["data"] for job in jobs]
+
+
+class Keeper(Member):
+    """Makes and removes topics and routers, and deletes records."""
+
+    def __init__(self, server: Server, lane: Lane) -> None:
+        super().__init__(server)
+        self.lane = lane
+
+    def step(self) -> None:
+        source, dest, router = unique("kept"), unique("kept"), unique("kept")
+        self.lane.ask("PUT", f"/v0/topics/{source}", {"cap_records": 10})
+        self.lane.ask("PUT", f"/v0/routers/{router}", {"source": source, "dest": dest, "create_dest": True})
+        self.lane.ask("POST", f"/v0/topics/{source}", {"records": [{"data": 1, "tag": "a"}]})
+        assert self.lane.ask("GET", f"/v0/routers/{router}")["source"] == source
+        assert self.lane.ask("POST", f"/v0/topics/{source}/delete", {"match": "a"})["deleted"] == 1
+        self.lane.ask("DELETE", f"/v0/routers/{router}")
+        for topic in (source, dest):
+            assert self.lane.ask("DELETE", f"/v0/topics/{topic}")["deleted"]
+
+
+class Cohort(Member):
+    """Claims from a queue that gathers claims for a while, with nothing or one job in it."""
+
+    def __init__(self, server: Server, lane: Lane) -> None:
+        super().__init__(server)
+        self.lane = lane
+        self.topic = unique("cohort")
+        self.lane.ask("PUT", f"/v0/topics/{self.topic}", {"type": "queue", "claim_jitter_ms": 50})
+
+    def step(self) -> None:
+        path = f"/v0/topics/{self.topic}"
+        assert self.lane.ask("POST", f"{path}/claim", {"node": "w", "max": 3})["count"] == 0
+        self.lane.ask("POST", path, {"records": [{"data": self.rounds}]})
+        [job] = self.lane.ask("POST", f"{path}/claim", {"node": "w", "max": 3})["claimed"]
+        assert (job["data"], job["deliveries"]) == (self.rounds, 1), job
+        again = {"node": "w", "seqs": [job["$seq"]]}
+        assert self.lane.ask("POST", f"{path}/extend", {**again, "lease_ms": 50_000})["extended"] == 1
+        assert self.lane.ask("POST", f"{path}/nack", again)["nacked"] == 1
+        [job] = self.lane.ask("POST", f"{path}/claim", {"node": "w", "max": 3})["claimed"]
+        assert (job["data"], job["deliveries"]) == (self.rounds, 2), job
+        assert self.lane.ask("POST", f"{path}/ack", again)["acked"] == 1
+        shown = self.lane.ask("GET", path)["queue"]
+        assert (shown["ready"], shown["in_flight"]) == (0, 0), shown

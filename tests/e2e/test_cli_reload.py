@@ -19,7 +19,7 @@ from topics.actors.outside import open_board
 from topics.shm.counters import Word
 
 from .client import Client, unique
-from .crowd import Http1, Http2, Keyed, Looker, Member, Reader, Talker, Watcher, Worker, Writer
+from .crowd import Cohort, Http1, Http2, Keeper, Keyed, Looker, Member, Reader, Talker, Watcher, Worker, Writer
 from .routing import data_of, name_on, route, wait_data
 from .server import Server, eventually, run_topics
 from .wire import Wire, append_request, chunked, request
@@ -100,7 +100,8 @@ def crowded(server: Server, api: Client, reloads: Callable[[], dict[str, Any]]) 
     talker = Talker(server)
     workers = [Worker(server, Http1(port)), Worker(server, Http1(port), leases_durable=True)]
     looker = Looker(server, writers[0].topic, Http1(port))
-    crowd: list[Member] = [*writers, *readers, watcher, talker, *workers, looker]
+    others = [looker, Keeper(server, Http1(port)), Cohort(server, Http1(port))]
+    crowd: list[Member] = [*writers, *readers, watcher, talker, *workers, *others]
 
     def goes_on(more: int = 5) -> None:
         there = {member: member.rounds for member in crowd}

@@ -18,6 +18,7 @@ from topics.gateway.answers import Answers
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Call, Gather, Response
 from topics.gateway.plain import PlainAppend, PlainRun
+from topics.shm.counters import State
 from topics.shm.doorbell import Doorbell
 from topics.shm.layout import link_bytes
 from topics.shm.ring import format_link
@@ -678,4 +679,81 @@ def test_a_question_asked_while_answers_are_handed_out(calls: Calls, shards: lis
     [envelope] = shards[0].asked()
     calls.link_down(0)
     assert [value.status for value in later.values] == [503, 503]
+    assert len(calls) == 0
+
+
+# --- a shard that a reload replaces ---
+
+
+@pytest.fixture
+def replaced(shards: list[Shard]) -> Any:
+    """Calls to shard 0, whose state the test says, and its successor."""
+    states = {0: State.READY}
+    calls = Calls(shards=3, timeout_ms=5_000, state_of=lambda peer: states.get(peer, State.READY))
+    for index, shard in enumerate(shards):
+        calls.link_up(index, shard.gateway)
+    successor = Shard()
+    yield calls, successor, states
+    for fd in successor.fds:
+        os.close(fd)
+
+
+def test_what_comes_while_a_shard_is_replaced_waits_for_the_next(replaced: Any, shards: list[Shard]) -> None:
+    calls, successor, states = replaced
+    before = submit(calls, drop(0, name="before"))
+    calls.hold(0)
+    assert calls.has_sent_all(0)
+    during = submit(calls, drop(0, name="during"))
+    entries = [plain(), plain(2)]
+    calls.send_plain(run_of(0, *entries))
+    internal = Sink()
+    assert calls.ask(drop(0), internal) == 0
+    assert internal.error["code"] == "shard_unavailable"
+    assert calls.reachable(0)
+    assert len(calls) == 3  # one is out, two wait
+    [asked] = shards[0].asked()
+    shards[0].dropped(asked.correlation, True)
+    states[0] = State.STARTING
+    calls.link_down(0)  # its answer is in the ring
+    assert before.value == messages.TopicDropped(True)
+    assert during.values == []
+    calls.release(time.monotonic_ns())
+    assert calls.reachable(0)
+    calls.link_up(0, successor.gateway)
+    calls.release(time.monotonic_ns())
+    calls.flush()
+    first, second = successor.asked()
+    assert messages.decode_request(first.op, first.head) == messages.DropTopic("during", False)
+    assert second.op == Op.APPEND_PLAIN
+    successor.dropped(first.correlation, True)
+    calls.drain()
+    assert during.value == messages.TopicDropped(True)
+    states[0] = State.READY
+    calls.release(time.monotonic_ns())
+    assert not calls.holding.busy
+
+
+def test_what_was_handed_over_is_never_kept_back_again(replaced: Any, shards: list[Shard]) -> None:
+    calls, successor, _ = replaced
+    out = submit(calls, drop(0))
+    calls.hold(0)
+    calls.link_down(0)
+    assert out.error["detail"]["outcome"] == "unknown"
+    calls.link_up(0, successor.gateway)
+    calls.release(time.monotonic_ns())
+    calls.flush()
+    assert successor.asked() == []
+
+
+def test_a_shard_that_does_not_come_back_is_not_waited_for(replaced: Any, shards: list[Shard]) -> None:
+    calls, _, states = replaced
+    calls.hold(0)
+    waiting = submit(calls, drop(0))
+    states[0] = State.FAILED
+    calls.link_down(0)
+    calls.release(time.monotonic_ns())
+    assert waiting.error["code"] == "shard_unavailable"
+    assert "nothing was done" in waiting.error["message"]
+    assert not calls.reachable(0)
+    assert submit(calls, drop(0)).error["code"] == "shard_unavailable"
     assert len(calls) == 0

@@ -158,3 +158,14 @@ def test_too_large_before_the_bytes_arrive() -> None:
         with pytest.raises(ApiError) as caught:
             decode(raw, most=10)
         assert caught.value.code == "payload_too_large"
+
+
+@pytest.mark.parametrize("raw", GOOD, ids=repr)
+def test_another_decoder_goes_on_from_every_position(raw: bytes) -> None:
+    whole = raw + b"GET / HTTP/1.1\r\n"
+    for cut in range(len(raw)):
+        decoder = ChunkDecoder(most=1_000)
+        at, done = decoder.feed(whole[:cut], 0)
+        assert not done
+        moved = decoder.encoded() + whole[at:]
+        assert decode(moved) == (GOOD[raw], b"GET / HTTP/1.1\r\n"), cut
