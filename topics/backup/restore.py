@@ -134,8 +134,7 @@ class _Restoring:
                 self._divide([entry for entry in entries if entry.file.startswith("wal/")], note.shards, layout)
                 entries = [entry for entry in entries if not entry.file.startswith("wal/")]
             self._place_all(entries)
-            for folder in sorted(self._folders):
-                disk.sync_dir(folder)
+            self._settle()
             kill_point("manifest")
             write_manifest(self._data_dir, Manifest(format=summary.data_format, layout=layout, shards=note.shards))
         kill_point("note")
@@ -150,6 +149,12 @@ class _Restoring:
         while path != self._data_dir and path not in self._folders:
             self._folders.add(path)
             path = os.path.dirname(path)
+
+    def _settle(self) -> None:
+        """Every name is sure; a folder for each topic takes long one by one."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
+            for _ in pool.map(self._disk.sync_dir, sorted(self._folders)):
+                pass
 
     # --- files as they were ---
 
