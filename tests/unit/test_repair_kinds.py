@@ -130,6 +130,17 @@ def flip_bit(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
+def test_the_first_frame_of_the_log(whole: Path, mine: Path) -> None:
+    """Nothing before it tells its number; the files before it may have gone in order."""
+    paths = [path for path in sorted((mine / SHARD).glob("*.wal")) if frames_of(path)]
+    paths[0].unlink()
+    frame = frames_of(paths[1])[0]
+    flip(paths[1], frame.offset + 80)
+    report = repair(mine)
+    assert ("t", frame.first_seq, frame.last_seq) in lost(report)
+    check_word(whole, mine, report)
+
+
 def test_a_lost_delete_is_said(whole: Path, mine: Path) -> None:
     path, frame = placed(mine, FrameType.DELETE, "u")
     flip(path, frame.offset + 57)

@@ -290,7 +290,7 @@ def _print(report: Report, *, asked: bool) -> None:
     for found in report.restored:
         click.echo(f"{'would restore' if would else 'restored'} from the log: topic {_span(found)}")
     for loss in report.lost:
-        click.echo(f"lost: topic {_span(loss)}")
+        click.echo(f"lost: topic {_span(loss)} at most")
     for text in report.also_lost:
         click.echo(f"lost: {text}")
     for text in report.hopeless:
@@ -301,7 +301,7 @@ def _print(report: Report, *, asked: bool) -> None:
 def _span(loss: Loss) -> str:
     seqs = f"seq {loss.first}" if loss.first == loss.last else f"seq {loss.first}..{loss.last}"
     count = loss.last - loss.first + 1
-    return f"{loss.topic} {seqs} ({count:,} {'record' if count == 1 else 'records'} at most)"
+    return f"{loss.topic} {seqs}, {count:,} {'record' if count == 1 else 'records'}"
 
 
 def _verdict(report: Report, *, asked: bool) -> str:

@@ -203,6 +203,8 @@ class _Salvage:
         """False: nothing from here on counts."""
         log = self._log
         before = log.last_lsn or min(self._covered, frame.lsn - 1)
+        if not log.last_lsn and self._torn is not None and before == frame.lsn - 1 > 0:
+            before -= 1  # the log begins with what can't be read: a frame at least
         if frame.lsn <= log.last_lsn:
             file.whole = False
             file.faults.append(f"frame {frame.lsn} at offset {frame.offset} stands behind frame {log.last_lsn}")

@@ -248,9 +248,8 @@ class _Mending:
             nowhere = minus([(low, topic.head_seq)], [*there, *lost])
             if total(nowhere) > topic.deleted_total:
                 lost = joined([*lost, *nowhere])
-        for remains in segments:
-            if remains.restored:
-                self._plan.restored.setdefault(topic.name, []).extend(remains.restored)
+        if restored := joined(each for remains in segments for each in remains.restored):
+            self._plan.restored[topic.name] = restored
         if tale is not None:
             self._tell_loss(tale, lost)
         elif lost:
