@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +48,13 @@ def gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+def _sit_down_at(terminal: int) -> None:
+    """Be a session of its own on this terminal."""
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    os.dup2(terminal, 0)
+
+
 class RoleServer:
     def __init__(
         self,
@@ -54,6 +63,7 @@ class RoleServer:
         links: Sequence[tuple[str, str]] = (),
         *,
         stop_timeout_ms: int = 5_000,
+        terminal: int | None = None,
         **settings: Any,
     ) -> None:
         self.data_dir = data_dir
@@ -66,7 +76,8 @@ class RoleServer:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            start_new_session=True,  # a process group of its own, as a terminal gives it
+            start_new_session=terminal is None,  # a process group of its own, as a terminal gives it
+            preexec_fn=None if terminal is None else lambda: _sit_down_at(terminal),
         )
         self.pid = self.popen.pid
         self._board: Board | None = None

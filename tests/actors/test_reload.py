@@ -125,6 +125,18 @@ def test_sighup_is_the_same_order(server: RoleServer) -> None:
     assert server.popen.poll() is None
 
 
+def test_sighup_of_a_terminal_that_is_gone_is_a_stop(start: Start) -> None:
+    ours, theirs = os.openpty()
+    server = start([GATEWAY, ROUTER], [("gateway-0", "router")], terminal=theirs)
+    os.close(theirs)
+    server.wait_all_ready()
+    os.kill(server.pid, signal.SIGHUP)
+    eventually(lambda: "event=reloaded processes=2" in server.stderr(), what="a reload")
+    os.close(ours)
+    assert server.popen.wait(30) == 0
+    assert "event=stopping signal=SIGHUP" in server.stderr()
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [

@@ -34,6 +34,7 @@ from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, topic_not_found
 from topics.queue.claimers import Claimer, LinkCaller
+from topics.queue.holds import Holds, Waiting
 from topics.queue.leases import Lease
 from topics.queue.letters import Letters
 from topics.queue.opening import Opener
@@ -87,9 +88,7 @@ class Coordinator:
         self._returning: set[Queue] = set()  # of those, the ones that somebody asks for
         self._deadline_ms = 0  # of the request that is being looked at
         self._sweep_ms = 0
-        self._held: set[int] = set()  # shards that are being replaced
-        self._holds: list[str] = []  # of those, the ones that are not told yet that all is in their rings
-        self._kept: list[tuple[str, int, Callable[[Queue], None], Callable[[ApiError], None]]] = []  # for their queues
+        self._holds = Holds(self._asks, say_held=context.held)
         self._retire_by: float | None = None
         self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
         self._stopping = False
@@ -149,7 +148,7 @@ class Coordinator:
 
     def _next_deadline_ns(self) -> int | None:
         due = [at for queue in self._clocked if not self._is_away(queue) and (at := queue.next_due_ms()) is not None]
-        if self._retire_by is not None or self._holds:
+        if self._retire_by is not None or self._holds.busy:
             due.append(self._now_ms() + _LOOK_MS)
         if self._queues:
             due.append(self._sweep_ms)
@@ -179,7 +178,7 @@ class Coordinator:
         self._asks.flush()
         for link in self._gateways.values():
             link.flush()
-        self._say_held()
+        self._holds.step()
         return handled
 
     def _serve_dirty(self) -> None:
@@ -211,8 +210,8 @@ class Coordinator:
 
     def _with(self, topic: str, then: Callable[[Queue], None], failed: Callable[[ApiError], None]) -> None:
         """Go on with the queue when it is known."""
-        if (shard := owner_of_name(topic, self._shards)) in self._held:
-            self._kept.append((topic, self._deadline_ms, then, failed))
+        if (shard := owner_of_name(topic, self._shards)) in self._holds:
+            self._holds.wait(shard, Waiting(topic, self._deadline_ms, then, failed))
             return
         queue = self._queues.get(topic)
         if queue is not None:
@@ -388,38 +387,25 @@ class Coordinator:
     # --- reloads ---
 
     def _is_away(self, queue: Queue) -> bool:
-        return queue in self._away or queue.shard in self._held
+        return queue in self._away or queue.shard in self._holds
 
     def _hold(self, peer: str) -> None:
         """A shard is about to be replaced: its queues rest until it is back."""
         if peer.startswith("shard-"):
-            self._held.add(int(peer.removeprefix("shard-")))
-            self._holds.append(peer)
+            self._holds.hold(int(peer.removeprefix("shard-")))
+            self._context.bell.ring_always()
         else:
             self._context.held(peer)
-        self._context.bell.ring_always()
-
-    def _say_held(self) -> None:
-        for peer in list(self._holds):
-            shard = int(peer.removeprefix("shard-"))
-            if not self._asks.pending(shard) and self._asks.has_sent_all(shard):
-                self._asks.hold(shard)
-                self._holds.remove(peer)
-                self._context.held(peer)
 
     def _end_hold(self, shard: int) -> None:
         """It is back, with all its queues: go on with whoever waited."""
-        if shard not in self._held or not self._asks.linked(shard):
+        if shard not in self._holds or not self._asks.linked(shard):
             return
         if any(queue.shard == shard for queue in self._away):
             return
-        self._held.discard(shard)
-        kept, self._kept = self._kept, []
-        now_ms = time.monotonic_ns() // 1_000_000
-        for topic, deadline_ms, then, failed in kept:
-            if not deadline_ms or deadline_ms >= now_ms:
-                self._deadline_ms = deadline_ms
-                self._with(topic, then, failed)
+        for waiting in self._holds.end(shard):
+            self._deadline_ms = waiting.deadline_ms
+            self._with(waiting.topic, waiting.then, waiting.failed)
         for queue in self._queues.values():
             if queue.shard == shard:
                 self._dirty[queue] = None
@@ -551,7 +537,7 @@ class Coordinator:
             self._away.update(away)
             self._asks.link_down(shard)
             for queue in away:
-                queue.shard_gone(None if shard in self._held else _shard_away(shard))
+                queue.shard_gone(None if shard in self._holds else _shard_away(shard))
         else:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
