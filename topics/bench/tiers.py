@@ -8,16 +8,16 @@ in both tiers, so that reads go to the disk. Rounds take turns, and are compared
 
 from __future__ import annotations
 
+import argparse
 import http.client
-import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import click
 import msgspec
 
 from topics.bench import BenchFailed
@@ -84,13 +84,9 @@ class Tiered(Ours):
                     took.deliveries.append((now - sent.get(record["$seq"], now)) * 1_000)
                 at = answer["next_from_seq"]
 
-        spawn = multiprocessing.get_context("spawn")
-        passes = spawn.Value("i", 0)
-        ended = spawn.Event()
-        arguments = (self.port, str(self.folder), ended, passes)
-        processes = [spawn.Process(target=_read_through, args=arguments, daemon=True) for _ in range(readers)]
-        for process in processes:
-            process.start()
+        command = [sys.executable, "-m", "topics.bench.tiers", "--read", str(self.port), str(self.folder)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        processes = [subprocess.Popen(command, **pipes) for _ in range(readers)]  # type: ignore[call-overload]
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         time.sleep(1.0 if readers else 0.2)
@@ -102,12 +98,10 @@ class Tiered(Ours):
             before = sent[head + number] = time.perf_counter()
             self._must("POST", f"/v0/topics/{NEW}", {"records": [{"data": number}]})
             took.appends.append((time.perf_counter() - before) * 1_000)
-        ended.set()
         over.set()
         follower.join()
         for process in processes:
-            process.join()
-        took.pages = passes.value
+            took.pages += int(process.communicate()[0])  # closes its input: that is its end
         return took
 
 
@@ -122,10 +116,17 @@ def _forget(folder: str) -> None:
         os.close(fd)
 
 
-def _read_through(port: int, folder: str, ended: Any, pages: Any) -> None:
-    """In a process of its own: the old topic from its beginning to its end, again and again."""
+def read_through(port: int, folder: str) -> int:
+    """The old topic from its beginning to its end, again and again, until our input ends; how many pages."""
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    at = 0
+    at = pages = 0
     while not ended.is_set():
         if at == 0:
             _forget(folder)
@@ -133,9 +134,8 @@ def _read_through(port: int, folder: str, ended: Any, pages: Any) -> None:
         connection.request("POST", f"/v0/topics/{OLD}/diff", body, {"Content-Type": "application/json"})
         page = msgspec.json.decode(connection.getresponse().read(), type=_Page)
         at = 0 if page.caught_up else page.next_from_seq
-        with pages.get_lock():
-            pages.value += 1
-    connection.close()
+        pages += 1
+    return pages
 
 
 def _figures(slices: list[_Took]) -> str:
@@ -147,12 +147,17 @@ def _figures(slices: list[_Took]) -> str:
     return " | ".join(words)
 
 
-@click.command()
-@click.option("--seconds", type=float, default=5.0, show_default=True, help="Length of each slice.")
-@click.option("--rounds", type=int, default=4, show_default=True, help="Slices of each kind.")
-@click.option("--dir", "folder", type=click.Path(exists=True, path_type=Path), help="Where the folders are made.")
-def main(seconds: float, rounds: int, folder: Path | None) -> None:
-    """Measure appends and deliveries beside readers of old records, in a cold tier and without one."""
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Appends and deliveries beside readers of old records, hot and cold.")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each slice (5)")
+    parser.add_argument("--rounds", type=int, default=4, help="slices of each kind (4)")
+    parser.add_argument("--dir", type=Path, help="where the temporary folders are made")
+    parser.add_argument("--read", nargs=2, metavar=("PORT", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.read is not None:
+        print(read_through(int(given.read[0]), given.read[1]))
+        return
+    folder, rounds, seconds = given.dir, given.rounds, given.seconds
     sides = [Tiered(name="hot", cold=False, parent=folder), Tiered(name="cold", cold=True, parent=folder)]
     found: dict[tuple[str, int], list[_Took]] = {}
     try:

@@ -32,26 +32,24 @@ from topics.settings import Settings
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
-from topics.storage.format import DELETED, FILE_HEADER_BYTES, FrameType
+from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, find_frame_after, scan
 from topics.storage.leases import is_log_name
 from topics.storage.paths import (
     parse_numbered,
     parse_topic_dir,
-    segment_name,
     shard_dir,
-    topic_dir,
     topics_dir,
 )
 from topics.storage.recovery import TailVerdict, judge_tail
-from topics.storage.segment import BlockEntry, scan_blocks
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
 from topics.walshard.copies import Pipe
 from topics.walshard.disk import Disk
 from topics.walshard.idempotency import Remembered
+from topics.walshard.loading import Loader, recount
 from topics.walshard.rows import Row
-from topics.walshard.segments import OpenFiles, Segment, read_header
+from topics.walshard.segments import OpenFiles
 from topics.walshard.topic import Topic, Totals, merge_ranges
 from topics.walshard.wal import WalFile
 
@@ -119,12 +117,11 @@ class Recovery:
     ) -> None:
         self._settings = settings
         self._disk = disk
-        self._files = files
         self._clock = clock
         self._shard = shard
         self._shards = shards
         self._boot = boot
-        self._cold = cold  # where segments may be that are not in the data folder
+        self._loader = Loader(settings.data_dir, cold, disk=disk, files=files)
         self._progress = progress
         self._totals = Totals()
         self._topics: dict[int, Topic] = {}
@@ -223,85 +220,7 @@ class Recovery:
         self._topics[state.id] = topic
         self._snapshot_heads[state.id] = state.head_seq
         self._floors[state.id] = state.floor
-        topic.head_seq = 0
-        for known in state.segments:
-            segment = self._find_segment(state, known.first_seq)
-            if segment.header.topic_id != state.id:
-                raise CorruptData(f"{segment.path}: belongs to another topic")
-            segment.flagged = known.flagged
-            if known.sealed:
-                blocks = self._sealed_blocks(segment)
-            else:
-                blocks = self._open_blocks(segment, known.data_bytes)
-            topic.segments.append(segment)
-            for entry in blocks:
-                self._add_block(topic, segment, entry, flagged=known.flagged, floor=state.floor)
-            segment.data_bytes = known.data_bytes
-            if known.sealed:
-                segment.seal()
-        topic.head_seq = max(topic.head_seq, min(state.flushed_seq, state.head_seq))
-        topic.next_seq = topic.head_seq + 1
-
-    def _find_segment(self, state: TopicState, first_seq: int) -> Segment:
-        """The hot file counts where both are: the copy may be without its latest delete flags."""
-        path = os.path.join(topic_dir(self._settings.data_dir, state.id), segment_name(first_seq))
-        try:
-            return Segment(path, read_header(path, self._disk), self._files)
-        except FileNotFoundError:
-            if self._cold is None:
-                raise CorruptData(
-                    f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
-                ) from None
-        cold = os.path.join(topic_dir(self._cold, state.id), segment_name(first_seq))
-        try:
-            segment = Segment(path, read_header(cold, self._disk), self._files)
-        except FileNotFoundError:
-            raise CorruptData(
-                f"{path}: this segment of topic {state.name!r} is missing, and so is {cold} in the cold tier. Is that "
-                "disk mounted? Otherwise restore it from a backup"
-            ) from None
-        segment.path, segment.cold = cold, True
-        return segment
-
-    def _sealed_blocks(self, segment: Segment) -> list[BlockEntry]:
-        path = segment.index_path
-        if not os.path.exists(path):
-            raise CorruptData(f"{path}: the index of this segment is missing; restore it from a backup")
-        return segment.index().blocks
-
-    def _open_blocks(self, segment: Segment, data_bytes: int) -> list[BlockEntry]:
-        with open(segment.path, "rb") as source:
-            data = source.read(data_bytes)
-        if len(data) < data_bytes:
-            raise CorruptData(f"{segment.path}: {data_bytes} bytes expected, {len(data)} found")
-        return [entry for entry, _ in scan_blocks(data, salt=segment.header.salt, path=segment.path)]
-
-    def _add_block(self, topic: Topic, segment: Segment, entry: BlockEntry, *, flagged: bool, floor: int) -> None:
-        row = segment.add_block(entry)
-        row.skip = min(max(0, floor - row.first), row.count)
-        if flagged:
-            flags = segment.read_flags(entry)
-            if DELETED in flags:
-                row.flags = bytearray(flags)
-        self._recount(row)
-        topic.head_seq = max(topic.head_seq, row.last)
-        if row.live:
-            topic.rows.append(row)
-            topic.add_live(row.live, row.size)
-        else:
-            segment.release(row)
-
-    @staticmethod
-    def _recount(row: Row) -> None:
-        if row.skip == 0 and row.flags is None:
-            return
-        live = list(row.live_indexes())
-        if live and len(live) < row.count:
-            sizes = Columns(row.load(), count=row.count, ts=row.first_ts).sizes()
-            row.size = sum(sizes[index] for index in live)
-        elif not live:
-            row.size = 0
-        row.live = len(live)
+        self._loader.load(topic, state)
 
     # --- the WAL -------------------------------------------------------------------------------------
 
@@ -457,7 +376,7 @@ class Recovery:
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
         if row.skip:
             row.body = frame.body
-            self._recount(row)
+            recount(row)
             row.body = None
         topic.next_seq = row.last + 1
         topic.head_seq = row.last
