@@ -78,7 +78,7 @@ def test_help_ends_with_examples_that_parse(name: str) -> None:
     assert lines, f"topics {name} --help has no examples"
     assert [line.partition("  #")[0].strip() for line in shown] == lines  # and nothing comes behind them
     used = [parse(args) for line in lines for args in of_topics(line)]
-    assert len(used) >= len(lines)
+    assert all(list(of_topics(line)) or line.startswith("systemctl ") for line in lines)
     below = list(command.commands.values()) if isinstance(command, click.Group) else []
     assert command in used or any(each in used for each in below)
 

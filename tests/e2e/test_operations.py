@@ -44,7 +44,9 @@ NOT_RUN = {
 
 STOP = "systemctl stop topics\n"  # before the folder is damaged
 REPAIR = "topics repair\n"  # of a folder that is damaged by then, so it ends with 1
-CHANGES = re.compile(r"systemctl (?!status)|mv |mkdir |sed |echo |publish|backup|repair|reload|/delete|PUT")
+CHANGES = re.compile(
+    r"systemctl (?!status)|mv |mkdir |sed |echo |/delete|PUT|topics (publish|export|import|backup|repair|reload)"
+)
 
 SYSTEMCTL = """#!/bin/bash
 # The part of systemd that the document needs: a service called topics.
@@ -109,6 +111,7 @@ class Machine:
             env=clean_environment(
                 TOPICS_CONFIG=self.config,
                 TOPICS_URL=f"http://127.0.0.1:{self.port}",
+                XDG_STATE_HOME=self.root / "state",
                 PATH=f"{self.root / 'bin'}:{TOPICS.parent}:{clean_environment()['PATH']}",
             ),
             timeout=120,
