@@ -38,6 +38,7 @@ NOT_RUN = {
     "systemctl list-timers topics-report.timer",
     "grep -A3 breaches /var/lib/topics-report/summary.json",
     "chown -R topics:topics /var/lib/topics",
+    "chown topics:topics /mnt/cold/topics",
     "kill -9 PID",
     "systemctl stop topics",
 }
