@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from folderplay import write_manifest
-from mended import build, check_server, check_word, frames_of, records, repair, seen
+from mended import check_server, check_word, frames_of, records, repair, seen
 from model import Shard
 from onlooker import contents
 
 from topics import limits
 from topics.cli.repair import Report, _repair
 from topics.errors import TopicsError
-from topics.folder import mending, view
+from topics.folder import mending
 from topics.folder.log import _boot_id
 from topics.folder.ranges import both, joined, minus, total
 from topics.folder.view import Folder
@@ -25,24 +25,9 @@ from topics.storage.frames import Frame
 from topics.storage.segment import decode_segment_header, scan_blocks
 from topics.storage.snapshot import decode_snapshot, decode_topic, encode_snapshot, encode_topic
 
+pytestmark = pytest.mark.usefixtures("small_files")
+
 SHARD = Path("wal", "shard-00")
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-    monkeypatch.setattr(limits, "BLOCK_RECORDS", 8)
-    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-        patch.setattr(limits, "BLOCK_RECORDS", 8)
-        folder = tmp_path_factory.mktemp("whole")
-        build(folder)
-    return folder
 
 
 @pytest.fixture

@@ -13,30 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mended import build, check_word, frames_of, repair
+from mended import check_word, frames_of, repair
 from model import EXHAUSTIVE
 
-from topics import limits
-from topics.folder import view
+pytestmark = pytest.mark.usefixtures("small_files")
 
 Damage = tuple[str, Callable[[Path], None]]
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-    monkeypatch.setattr(limits, "BLOCK_RECORDS", 8)
-    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-        patch.setattr(limits, "BLOCK_RECORDS", 8)
-        folder = tmp_path_factory.mktemp("whole")
-        build(folder)
-    return folder
 
 
 def flipped(path: Path, offset: int) -> None:

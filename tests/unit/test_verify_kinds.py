@@ -15,10 +15,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from mended import build, frames_of
+from mended import frames_of
 
-from topics import limits
-from topics.folder import checking, view
+from topics.folder import checking
 from topics.folder import verify as proving
 from topics.folder.verify import Verdict
 from topics.storage.format import FRAME_HEADER, FrameType
@@ -40,6 +39,8 @@ from topics.storage.snapshot import (
     encode_topic,
 )
 
+pytestmark = pytest.mark.usefixtures("small_files")
+
 SHARD = Path("wal", "shard-00")
 Case = Callable[[Path], None]
 CASES: dict[str, tuple[str, bool, Case]] = {}  # what is done -> (what is said, whether only --deep sees it, do it)
@@ -51,24 +52,6 @@ def case(says: str, *, deep: bool = False) -> Callable[[Case], Case]:
         return do
 
     return add
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-    monkeypatch.setattr(limits, "BLOCK_RECORDS", 8)
-    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(checking, "_PAUSE_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
-        patch.setattr(limits, "BLOCK_RECORDS", 8)
-        folder = tmp_path_factory.mktemp("whole")
-        build(folder)
-    return folder
 
 
 # --- doing damage under a good checksum ------------------------------------------------------------------

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import click
@@ -22,6 +21,7 @@ import msgspec
 from topics.cli import reach
 from topics.cli.exported import End, Gap, RecordLines, end_line, gap_line, head_line
 from topics.cli.place import failures_told, find_topic, folder_name
+from topics.cli.ticker import Ticker
 from topics.client import Client, TopicState, connect
 from topics.errors import TopicsError
 from topics.folder.batch import Batch
@@ -29,7 +29,6 @@ from topics.folder.topic import Topic
 from topics.folder.view import Folder
 
 _LOOKS = 20  # at a folder whose files go while they are read
-_SHOW_EVERY_S = 0.1
 
 
 @click.command()
@@ -98,10 +97,7 @@ class Tally:
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
-        self._started_s = self._shown_s = time.monotonic()
-        self._stack = ExitStack()
-        self._display: Any = None
-        self._task: Any = None
+        self._ticker = Ticker()
         self.id = uuid.uuid4().hex
         self.topics = self.records = self.gaps = 0
 
@@ -109,7 +105,7 @@ class Tally:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self._ticker.close()
 
     def begin(self, topic: str, *, config: Any, head_seq: int, earliest_seq: int, count: int) -> None:
         self._now = topic
@@ -121,7 +117,7 @@ class Tally:
     def add(self, lines: list[bytes]) -> None:
         self._out.write(b"".join(lines))
         self.records += len(lines)
-        self._show()
+        self._ticker.show(self._now, self.records)
 
     def lost(self, gap: Gap) -> None:
         self._out.write(gap_line(self._now, gap))
@@ -133,25 +129,8 @@ class Tally:
         self.topics += 1
 
     def words(self) -> str:
-        seconds = time.monotonic() - self._started_s
-        text = f"exported {self.records:,} records of {self.topics:,} topics in {seconds:.1f} s"
+        text = f"exported {self.records:,} records of {self.topics:,} topics in {self._ticker.seconds:.1f} s"
         return f"{text}; {self.gaps:,} gaps are marked" if self.gaps else text
-
-    def _show(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s < _SHOW_EVERY_S or not sys.stderr.isatty():
-            return
-        self._shown_s = now_s
-        if self._display is None:
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._display = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._stack.enter_context(self._display)
-            self._task = self._display.add_task("")
-        rate = self.records / (now_s - self._started_s)
-        self._display.update(self._task, description=f"{self._now}  {self.records:,} records  {rate:,.0f}/s")
 
 
 # --- from a server -----------------------------------------------------------------------------------

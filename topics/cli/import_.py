@@ -29,6 +29,7 @@ from topics import limits
 from topics.cli import reach
 from topics.cli.exported import Entry, read_entry
 from topics.cli.importlog import Begun, ImportLog, path_of
+from topics.cli.ticker import Ticker
 from topics.client import ApiError, Client, NewRecord, OutcomeUnknown, Record, connect
 from topics.client.batches import BATCH_BYTES, BATCH_RECORDS, BadLine, Line, Lines
 from topics.client.client import PATIENCE_S
@@ -36,7 +37,6 @@ from topics.errors import TopicsError
 
 _CHUNK_BYTES = 256 * limits.KIB
 _MARGIN_MS = 5_000  # a key that is about to be forgotten is not relied on
-_SHOW_EVERY_S = 0.1
 _ABOUT_RECORDS = ("invalid_request", "record_too_large", "batch_too_large", "payload_too_large")
 
 
@@ -183,14 +183,12 @@ class Work:
         self._heads: dict[str, int] = {}
         self._ended: set[str] = set()
         self._begun: set[str] = set()
-        self._started_s = self._shown_s = time.monotonic()
-        self._display = ExitStack()
-        self._bar: Any = None
+        self._ticker = Ticker()
         self.records = self.skipped = self.gaps = 0
         self._already = False
 
     def close(self) -> None:
-        self._display.close()
+        self._ticker.close()
         if self._log is not None:
             self._log.close()
 
@@ -322,7 +320,7 @@ class Work:
         log.answered()
         self._heads[target] = receipt.head_seq
         self.records += len(batch.records)
-        self._show()
+        self._ticker.show(target, self.records)
 
     async def _was_written(self, client: Client, doubt: Begun, batch: Batch) -> bool:
         """Of a batch that was begun before an interruption. While its key is remembered it is simply sent again."""
@@ -351,28 +349,12 @@ class Work:
             return "nothing was imported: this export is there already; --again imports it a second time"
         if code and not self.records and not self.skipped:
             return "nothing was imported"
-        text = f"imported {self.records:,} records in {time.monotonic() - self._started_s:.1f} s"
+        text = f"imported {self.records:,} records in {self._ticker.seconds:.1f} s"
         if self.skipped:
             text += f"; {self.skipped:,} were there already"
         if self.gaps:
             text += f"; {self.gaps:,} gaps of the export are not marked here"
         return f"{text}; run it again to go on" if code else text
-
-    def _show(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s < _SHOW_EVERY_S or not sys.stderr.isatty():
-            return
-        self._shown_s = now_s
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._display.enter_context(self._bar)
-            self._bar.add_task("")
-        rate = self.records / (now_s - self._started_s)
-        self._bar.update(self._bar.task_ids[0], description=f"{self.records:,} records  {rate:,.0f}/s")
 
 
 async def _find(client: Client, doubt: Begun, batch: Batch) -> bool:
