@@ -146,6 +146,7 @@ def crowded(server: Server, api: Client, reloads: Callable[[], dict[str, Any]]) 
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="TOPICS_TEST_EXHAUSTIVE is not set")
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("gateways", [1, 3])
 def test_nobody_notices_a_signal_again_and_again(tmp_path: Path, gateways: int) -> None:
     server = Server(tmp_path / "data", log=tmp_path / "log", TOPICS_GATEWAYS=gateways, TOPICS_WAL_SHARDS=3)

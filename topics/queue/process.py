@@ -422,7 +422,8 @@ class Coordinator:
             return False
         if trio.current_time() > self._retire_by:
             return True
-        asked = self._openings or self._dirty or any([link.has_work() for link in self._gateways.values()])
+        links = self._gateways.values()
+        asked = self._openings or self._dirty or any([link.has_work() or link.writer.outbox_bytes for link in links])
         pending = any([self._asks.pending(shard) for shard in range(self._shards)])
         return not (asked or pending or any([queue.is_asked for queue in self._queues.values()]))
 

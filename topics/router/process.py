@@ -118,6 +118,7 @@ class Router:
                 if context.log.debugging:
                     context.trace(link, taken)
                 for message in taken:
+                    self._obeying += 1  # before the task begins: whoever looks in between must know
                     self._nursery.start_soon(self._obey, message, link)
             words = context.row.words
             forwarded = sum(forwarder.records for forwarder in self._forwarders.values())
@@ -133,7 +134,6 @@ class Router:
         return time.monotonic_ns() + _LOOK_NS if self._retire_by is not None or self._holds else None
 
     async def _obey(self, message: bytes, link: Link) -> None:
-        self._obeying += 1
         try:
             await self._carry_out(message, link)
         finally:
@@ -195,7 +195,8 @@ class Router:
     def _has_retired(self) -> bool:
         if self._retire_by is None:
             return False
-        asked = self._obeying or any([link.has_work() for link in self._gateways.values()])
+        links = self._gateways.values()
+        asked = self._obeying or any([link.has_work() or link.writer.outbox_bytes for link in links])
         return not asked or trio.current_time() > self._retire_by
 
     def _stop(self) -> None:
