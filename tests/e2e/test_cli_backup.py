@@ -110,12 +110,14 @@ class Load:
 
 
 class Scene:
-    """A server that was under load while it was backed up, and is quiet now."""
+    """A server with two tiers that was under load while it was backed up, and is quiet now."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
         self.repository = base / "repository"
-        self.server = Server(base / "data", log=base / "server.log", **SMALL_SEGMENTS)
+        self.cold = base / "cold"
+        tiers = {"TOPICS_COLD_DIR": self.cold, "TOPICS_HOT_RETAIN_SEGMENTS": 2}
+        self.server = Server(base / "data", log=base / "server.log", **SMALL_SEGMENTS, **tiers)
         self.before: list[tuple[list[int], int]] = []  # what had been acknowledged when each backup was begun
         self.summaries: list[Any] = []
 
@@ -199,8 +201,7 @@ def test_everything_that_was_acknowledged_and_of_one_moment(scene: Scene, number
 
 
 def test_later_ones_copy_what_is_new(scene: Scene) -> None:
-    sealed = [path.stat().st_size for path in scene.server.data_dir.glob("topics/*/*.data")]
-    assert len(sealed) > 10
+    assert len(list(scene.server.data_dir.glob("topics/*/*.idx"))) > 10
     first = scene.summaries[0]
     assert first["copied_bytes"] == first["total_bytes"]
     for summary in scene.summaries[1:]:
@@ -235,6 +236,7 @@ def told(api: Client) -> dict[str, Any]:
 def test_a_server_on_it_tells_the_same(scene: Scene, tmp_path: Path, shards: int) -> None:
     with scene.server.client() as api:
         expected = told(api)
+    assert list(scene.cold.glob("topics/*/*.data"))
     target = scene.restored("quiet", *(() if shards == 2 else ("--shards", shards)))
     server = Server(target, log=tmp_path / "log", **{**SMALL_SEGMENTS, "TOPICS_WAL_SHARDS": shards})
     try:
@@ -393,7 +395,7 @@ def test_a_damaged_repository_is_found_and_never_restored(repository: Path, tmp_
 
 def test_a_damaged_folder_is_not_backed_up(source: Path, tmp_path: Path) -> None:
     folder = copied(source, tmp_path / "data")
-    segment = sorted(folder.glob("topics/*/*.data"))[0]
+    segment = max(folder.glob("topics/*/*.data"), key=lambda path: path.stat().st_size)
     data = bytearray(segment.read_bytes())
     data[200] ^= 1
     segment.write_bytes(data)

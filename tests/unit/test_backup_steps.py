@@ -105,7 +105,7 @@ def check_folder(target: Path, shard: Shard, expected: dict[str, tuple[Any, ...]
     assert not verdict.notes  # neither a torn tail nor files that nothing names
 
 
-@examples(60)
+@examples(30)
 @given(steps=st.lists(STEPS, min_size=10, max_size=30), more=st.lists(STEPS, max_size=10))
 @example(
     steps=[
