@@ -14,7 +14,8 @@ import pytest
 from test_docs import read, rows
 
 from topics.cli.examples import examples_of
-from topics.cli.main import EXIT_CODES, VERBS, command_of, main
+from topics.cli.exits import EXIT_CODES
+from topics.cli.main import VERBS, command_of, main
 
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from topics import __version__
 from topics.cli.examples import with_examples
+from topics.cli.exits import EXIT_CODES, EXIT_INTERRUPTED
 
 # verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -, and behind a word
 # that Python keeps for itself
@@ -43,15 +44,6 @@ VERBS: dict[str, str] = {
     "bench": "Measure this machine and print the numbers.",
     "completion": "Let bash, zsh or fish complete commands and topics.",
 }
-# The same for every verb; a verb that uses 3 says so in its --help.
-EXIT_CODES: dict[int, str] = {
-    0: "done, and nothing wrong was found",
-    1: "it could not be done, or something wrong was found; stderr says what",
-    2: "not understood, or refused to begin; stderr says why, and nothing was changed",
-    3: "report: a threshold was breached",
-    130: "Ctrl-C",
-}
-_INTERRUPTED = 130
 EPILOG = """\b
 Exit codes:
 {codes}
@@ -91,9 +83,9 @@ class Verbs(click.Group):
         except click.Abort as exc:
             if not isinstance(exc.__context__, KeyboardInterrupt):
                 raise  # somebody said no, and that is no interruption
-            sys.exit(_INTERRUPTED)
+            sys.exit(EXIT_INTERRUPTED)
         except KeyboardInterrupt:
-            sys.exit(_INTERRUPTED)
+            sys.exit(EXIT_INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -22,7 +22,7 @@ import msgspec
 
 from topics import settings
 from topics.actors.datadir import LockInfo, read_lock_info
-from topics.cli.reach import EXIT_INTERRUPTED
+from topics.cli.exits import EXIT_INTERRUPTED
 from topics.errors import ServerNotRunning, SettingsError, TopicsError
 from topics.folder.topic import Topic
 from topics.folder.view import Folder

@@ -27,6 +27,7 @@ from msgspec import Raw
 from topics import limits
 from topics.cli import reach
 from topics.cli.completion import topic_names
+from topics.cli.exits import EXIT_INTERRUPTED
 from topics.client import ApiError, Client, ClientError, OutcomeUnknown, Receipt, Unreachable, connect
 from topics.client.batches import BATCH_RECORDS, BadLine, Batch, Batcher, Line, Lines, json_of, text_of
 from topics.client.client import PATIENCE_S
@@ -174,7 +175,7 @@ class Tally:
         text = f"published {_counted(self.records)} to {self._topic}" + (f" (seq {seqs})" if self.records else "")
         if code == 0:
             return f"{text} in {self.elapsed_s:.1f} s"
-        text += " before it was interrupted" if code == reach.EXIT_INTERRUPTED else " before that"
+        text += " before it was interrupted" if code == EXIT_INTERRUPTED else " before that"
         return f"{text}; {_counted(self.unsure)} more may have been" if self.unsure else text
 
 

@@ -24,6 +24,7 @@ from msgspec import Raw
 from topics import limits
 from topics.cli import journal, reach
 from topics.cli.completion import topic_names
+from topics.cli.exits import EXIT_INTERRUPTED
 from topics.cli.ps import uptime_text
 from topics.cli.redrive import CannotMove, DeadLetter, InDoubt, Redrive, Survey, TagGlob, Tally, survey
 from topics.cli.tail import cells, clock_text, cut, harmless
@@ -484,7 +485,7 @@ def _run_redrive(
                 await job.run()
                 left = (await client.state(topic, patience_s=FINISH_WITHIN_S)).count
                 nursery.cancel_scope.cancel()
-            return reach.EXIT_INTERRUPTED if job.stop else 0
+            return EXIT_INTERRUPTED if job.stop else 0
 
         code = reach.run(main)
     return code, tally, left
@@ -510,7 +511,7 @@ def redriven_words(topic: str, tally: Tally, code: int, left: int | None) -> str
     if tally.finished:
         text += f"; removed {tally.finished:,} that an earlier redrive had written"
     if code:
-        return text + (" before it was interrupted" if code == reach.EXIT_INTERRUPTED else " before that")
+        return text + (" before it was interrupted" if code == EXIT_INTERRUPTED else " before that")
     return text + (f"; {left:,} left" if left else "")
 
 

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable
 import click
 import trio
 
+from topics.cli.exits import EXIT_INTERRUPTED
 from topics.client import DEFAULT_URL, ApiError, BadUrl, Unreachable
 from topics.client.address import parse_url
 from topics.errors import TopicsError
-
-EXIT_INTERRUPTED = 130
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:

@@ -18,6 +18,7 @@ import click
 
 from topics import __version__
 from topics.cli import reach
+from topics.cli.exits import EXIT_INTERRUPTED
 from topics.cli.place import data_dir_option, folder_name
 from topics.errors import TopicsError
 
@@ -102,7 +103,7 @@ def report(
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         reach.notice("interrupted; nothing of this run counts")
-        sys.exit(reach.EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _list() -> int:
