@@ -428,6 +428,7 @@ class QueueProcess:
         self.due_ms: int | None = None  # when it wakes by itself, as it was when it went to sleep
         note = lambda text, **more: self.warnings.append((text, more))  # noqa: E731
         self.context: Any = SimpleNamespace(
+            held=lambda peer: None,
             settings=house.settings,
             shards=len(house.shards),
             links={},

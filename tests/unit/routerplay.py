@@ -69,6 +69,7 @@ class Play:
     def begin(self) -> None:
         """A router process starts."""
         context = SimpleNamespace(
+            held=lambda peer: None,
             settings=self._settings,
             shards=1,
             links={"shard-0": self.link},
