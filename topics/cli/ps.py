@@ -71,12 +71,12 @@ def _line(row: Row) -> ProcessLine:
         state=state.name.lower(),
         restarts=row[Word.RESTARTS],
         uptime_ms=max(time.time_ns() // 1_000_000 - row[Word.STARTED_MS], 0) if pid else None,
-        rss_bytes=_rss_bytes(pid) if pid else None,
+        rss_bytes=rss_bytes(pid) if pid else None,
         progress_permille=row[Word.PROGRESS_PERMILLE] if state is State.RECOVERING else None,
     )
 
 
-def _rss_bytes(pid: int) -> int | None:
+def rss_bytes(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

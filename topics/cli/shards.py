@@ -17,7 +17,7 @@ import msgspec
 from topics.actors.datadir import LockInfo, read_lock_info
 from topics.actors.outside import open_board
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
-from topics.cli.ps import uptime_text
+from topics.cli.ps import rss_bytes, uptime_text
 from topics.cli.tables import Column, console, fitted, turned
 from topics.shm.counters import SYNC_BUCKET_COUNT, SYNC_BUCKET_US, Board, Row, State, Word
 
@@ -183,7 +183,7 @@ def _process(row: Row, before: Reading, now: Reading) -> ProcessFigures:
         state=State(now[Word.STATE]).name.lower(),
         restarts=now[Word.RESTARTS],
         uptime_ms=max(time.time_ns() // 1_000_000 - now[Word.STARTED_MS], 0) if pid else None,
-        rss_bytes=_rss_bytes(pid) if pid else None,
+        rss_bytes=rss_bytes(pid) if pid else None,
         busy_percent=None if busy_us is None else round(min(busy_us / 10_000, 100.0), 1),
         loop_lag_us=now[Word.LOOP_LAG_US],
         requests_per_s=_rounded(_per_s(before, now, Word.REQUESTS)),
@@ -240,14 +240,6 @@ def quantile_us(buckets: list[int], share: float) -> int | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
-
-
-def _rss_bytes(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return None
 
 
 # --- as tables ---------------------------------------------------------------------------------------
