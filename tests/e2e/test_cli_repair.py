@@ -248,6 +248,29 @@ def test_a_repair_that_is_cut_off_is_begun_again(whole: Path, folder: Path, poin
         assert (mine.name, mine.holes, mine.head_seq) == (theirs.name, theirs.holes, theirs.head_seq)
 
 
+def test_a_copy_that_is_cut_off_has_no_name(whole: Path, folder: Path, tmp_path: Path) -> None:
+    a_block_is_damaged(whole, folder)
+    copy = tmp_path / "copy"
+    args = ("repair", "--to", str(copy), "--data-dir", str(folder))
+    assert run_topics(*args, TOPICS_KILL_POINT="rename:3").returncode == -9
+    assert not copy.exists()
+    assert run_topics(*args).returncode == 0
+    assert verify(str(copy), deep=True, running=False).clean
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("copy")] == ["copy"]
+
+
+def test_a_snapshot_is_repaired_into_a_copy_alone(whole: Path, folder: Path, tmp_path: Path) -> None:
+    """Its files are links to those of its folder."""
+    assert run_topics("snapshot", "create", "view", "--data-dir", str(folder)).returncode == 0
+    view = folder / "snapshots" / "view"
+    (view / sealed(whole, 1)).with_suffix(".idx").unlink()
+    done = run_topics("repair", "--yes", "--data-dir", str(view))
+    assert done.returncode == 1
+    assert "is a snapshot" in done.stderr
+    repair(view, "--to", str(tmp_path / "copy"))
+    assert live(tmp_path / "copy") == live(whole)
+
+
 def _topics(folder: Path) -> list[Topic]:
     return Folder(str(folder)).topics
 
