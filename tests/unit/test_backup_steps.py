@@ -3,6 +3,8 @@ folder and for the shard that recovers from it, under any number of shards."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from topics.backup.moment import Moment
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
 from topics.backup.source import Source, sources
-from topics.errors import CorruptData, TopicsError
+from topics.errors import CorruptData, DiskFull, TopicsError
 from topics.folder import log
 from topics.folder.verify import verify
 from topics.folder.view import Folder
@@ -424,3 +426,25 @@ def test_what_was_in_memory_only_is_lost_as_in_a_crash(tmp_path: Path) -> None:
     here.shard.restart()
     assert answered(restored) == answered(here.shard)
     assert restored.everything("a") == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_and_it_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    shard = filled(tmp_path / "data")
+    place = tmp_path / "repository"
+    write, written = os.pwrite, []
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        written.append(fd)
+        if len(written) > 12:
+            raise OSError(code, os.strerror(code))
+        return write(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DiskFull, match=rf"{place}/.*make room"):
+            create(shard.settings.data_dir, Repository.made(str(place)), "one")
+    assert not list(place.glob("objects/*.tmp"))
+    check_folder(copied(shard, tmp_path, "one"), shard, told(newcomer(shard)))

@@ -41,8 +41,8 @@ class BackupDisk(Disk):
         except BaseException as error:
             with suppress(OSError):
                 os.unlink(path)
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise DiskFull(f"no space to write {path}") from error
+            if isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in _FULL):
+                raise DiskFull(f"no space to write {path}; make room, and the same command goes on") from error
             raise
         finally:
             os.close(fd)
