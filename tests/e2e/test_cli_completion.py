@@ -61,6 +61,7 @@ def test_names_of_topics(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "topics.toml"
     config.write_text(f'data_dir = "{folder}"\n')
     assert completed("topics", "queue", "show", "jo", TOPICS_CONFIG=config) == ["jobs"]
+    assert completed("topics", "export", "--data-dir", str(folder), "late", "o") == ["orders"]
     assert completed("topics", "segment", "ls", "--config", str(config), "--topic", "cap") == ["capped"]
 
 

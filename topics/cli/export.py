@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from topics.cli import reach
+from topics.cli.completion import topic_names
 from topics.cli.exported import End, Gap, RecordLines, end_line, gap_line, head_line
 from topics.cli.place import failures_told, find_topic, folder_name
 from topics.cli.ticker import Ticker
@@ -32,7 +33,7 @@ _LOOKS = 20  # at a folder whose files go while they are read
 
 
 @click.command()
-@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1, shell_complete=topic_names)
 @click.option("--all", "everything", is_flag=True, help="Every topic.")
 @click.option("--out", "path", metavar="FILE", help="Where the lines go (default: standard output).")
 @click.option("--data-dir", metavar="DIR", help="Read this data folder or snapshot; no server is asked.")
