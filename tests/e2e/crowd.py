@@ -15,8 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-import h2.events
-
 from .client import unique
 from .h2wire import H2Wire
 from .server import Server
@@ -84,44 +82,12 @@ class Http1:
         return answer
 
 
-class _Wire(H2Wire):
-    last_stream: int | None = None
-
-    def receive(self, *, grant: bool = True) -> bool:
-        data = self.sock.recv(1 << 16)
-        if not data:
-            self.goodbye = True
-            return False
-        for event in self.h2.receive_data(data):
-            number = getattr(event, "stream_id", None)
-            if isinstance(event, h2.events.ConnectionTerminated):
-                assert event.error_code == 0, event
-                self.goodbye, self.last_stream = True, event.last_stream_id
-            elif number in self.streams:
-                self._take(event, number)
-        if not self.goodbye:
-            self.flush()
-        return True
-
-    def _take(self, event: Any, number: int) -> None:
-        stream = self.streams[number]
-        if isinstance(event, h2.events.ResponseReceived):
-            stream.headers = dict(event.headers)  # type: ignore[arg-type]
-        elif isinstance(event, h2.events.DataReceived):
-            stream.body += event.data
-            self.h2.acknowledge_received_data(event.flow_controlled_length, number)
-        elif isinstance(event, h2.events.StreamEnded):
-            stream.ended = True
-        elif isinstance(event, h2.events.StreamReset):
-            stream.reset = True
-
-
 class Http2:
     """One connection until a GOAWAY. A request that it says was not served is sent again, and only such a one."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._wire = _Wire(port)
+        self._wire = H2Wire(port)
         self.moved = 0
 
     def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -152,7 +118,7 @@ class Http2:
 
     def _move(self) -> None:
         self._wire.close()
-        self._wire = _Wire(self._port)
+        self._wire = H2Wire(self._port)
         self.moved += 1
 
 

@@ -37,6 +37,7 @@ class H2Wire:
             self.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
         self.streams: dict[int, Stream] = {}
         self.goodbye = False  # the server has sent GOAWAY or closed
+        self.last_stream: int | None = None  # the last one that a GOAWAY without an error says was served
         first = self.h2.data_to_send()
         self.sock.sendall(first[:split_at])
         if between is not None:
@@ -110,6 +111,7 @@ class H2Wire:
             stream = self.streams.get(number) if number else None
             if isinstance(event, h2.events.ConnectionTerminated):
                 self.goodbye = True
+                self.last_stream = event.last_stream_id if event.error_code == 0 else None
             elif stream is None:
                 continue
             elif isinstance(event, h2.events.ResponseReceived):

@@ -15,7 +15,7 @@ import trio
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, RingPoisoned
+from topics.errors import ApiError
 
 
 class Unavailable(Exception):
@@ -70,11 +70,7 @@ class Asks:
     def link_down(self, shard: int) -> None:
         """Its last answers are in the ring."""
         if (link := self._links[shard]) is not None:
-            try:
-                while self._drain(shard, link, lambda shard, message: None):
-                    pass
-            except RingPoisoned:
-                pass  # it died of that, or while it wrote
+            self._take(shard, link.last_words(), lambda shard, message: None)
         self._links[shard] = None
         if self._linked[shard].is_set():
             self._linked[shard] = trio.Event()
@@ -167,13 +163,11 @@ class Asks:
     def drain(self) -> None:
         for shard, link in enumerate(self._links):
             if link is not None:
-                self._drain(shard, link, self.on_unasked)
+                self._take(shard, link.drain(), self.on_unasked)
                 self._flush(shard, link)
 
-    def _drain(self, shard: int, link: Link, on_unasked: Callable[[int, bytes], None]) -> bool:
-        """False: there was nothing."""
+    def _take(self, shard: int, received: list[bytes], on_unasked: Callable[[int, bytes], None]) -> None:
         called = self._called[shard]
-        received = link.drain()
         for message in received:
             _, correlation = messages.unpack_correlation(message)
             if (then := called.pop(correlation, None)) is not None:
@@ -185,7 +179,6 @@ class Asks:
                 entry.done.set()
             else:
                 on_unasked(shard, message)
-        return bool(received)
 
     def flush(self) -> None:
         for shard, link in enumerate(self._links):

@@ -1,12 +1,14 @@
 """One side of a link between two processes: the ring to the peer, the ring from it, and the peer's bell.
 
 A link lives for one generation. When either process dies the supervisor makes another; this one is closed and
-whatever it still held is gone, which is why a caller's unanswered calls end with "outcome unknown".
+whatever it still held is gone but for the peer's last words, which is why a caller's unanswered calls end with "outcome
+unknown".
 """
 
 from __future__ import annotations
 
 from topics import limits
+from topics.errors import RingPoisoned
 from topics.shm.doorbell import Doorbell
 from topics.shm.ring import RingReader, RingWriter
 
@@ -31,6 +33,16 @@ class Link:
             self.reader.made_room = False
             self.bell.ring()
         return messages
+
+    def last_words(self) -> list[bytes]:
+        """What the peer had said when it went away; if it died while it wrote, up to there."""
+        said: list[bytes] = []
+        try:
+            while received := self.drain():
+                said += received
+        except RingPoisoned:
+            pass
+        return said
 
     def has_work(self) -> bool:
         return not self.reader.empty() or self.writer.room_was_made

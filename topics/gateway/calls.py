@@ -16,7 +16,7 @@ import msgspec
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, RingFull, RingPoisoned
+from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
 from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
@@ -94,11 +94,7 @@ class Calls:
     def link_down(self, shard: int) -> None:
         """Its last answers are in the ring. Nothing else asked of this shard will be answered: say so."""
         if (link := self._links[shard]) is not None:
-            try:
-                while self._drain(shard, link, lambda shard, message: None):
-                    pass
-            except RingPoisoned:
-                pass  # it died of that, or while it wrote
+            self._take(shard, link.last_words(), lambda shard, message: None)
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
         self._runs[shard].clear()
@@ -318,14 +314,12 @@ class Calls:
         """Hand every answer that has arrived to whoever asked."""
         for shard, link in enumerate(self._links):
             if link is not None:
-                self._drain(shard, link, self.on_unasked)
+                self._take(shard, link.drain(), self.on_unasked)
 
-    def _drain(self, shard: int, link: Link, on_unasked: Callable[[int, bytes], None]) -> bool:
-        """False: there was nothing."""
+    def _take(self, shard: int, received: list[bytes], on_unasked: Callable[[int, bytes], None]) -> None:
         pending = self._pending[shard]
         correlation_of = messages.unpack_correlation
         runs = self._runs[shard]
-        received = link.drain()
         for message in received:
             requests, correlation = correlation_of(message)
             if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
@@ -334,7 +328,6 @@ class Calls:
                 entry.take(message)
             else:
                 on_unasked(shard, message)
-        return bool(received)
 
     def flush(self) -> None:
         for link in self._links:
