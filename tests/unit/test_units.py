@@ -47,6 +47,7 @@ def seconds(text: str) -> float:
 def test_the_units_and_the_server_mean_the_same(service: Unit) -> None:
     assert service["Type"] == "notify"
     assert service["ExecStart"] == f"{PROGRAM} serve"
+    assert service["ExecReload"] == f"{PROGRAM} reload"
     assert service["LoadCredential"].partition(":")[0] == CREDENTIAL
     assert f"/{PLACES['topics.toml']}" in service["Environment"]
     # Three ranks are stopped one after the other; being killed meanwhile would cost the shards' last snapshots.
