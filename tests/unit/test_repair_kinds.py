@@ -312,9 +312,18 @@ def test_a_header_of_a_snapshot_is_made_again(whole: Path, mine: Path) -> None:
 
 
 def test_a_cold_tier_that_is_not_mounted_is_not_lost(mine: Path, tmp_path: Path) -> None:
-    write_manifest(mine, cold=str(tmp_path / "unmounted"))
-    with pytest.raises(TopicsError, match="the cold tier of this folder is not there: mount it"):
+    """Where its disk is mounted there may be an empty folder."""
+    cold = tmp_path / "unmounted"
+    for more in ({}, {"cold_id": "c1"}):
+        write_manifest(mine, cold=str(cold), **more)
+        with pytest.raises(TopicsError, match="the cold tier of this folder is not there: mount it"):
+            mending.plan(str(mine), now_ms=0)
+        cold.mkdir(exist_ok=True)
+    (cold / "cold.json").write_text('{"id":"another"}')
+    with pytest.raises(TopicsError, match="the cold tier of this folder is not there"):
         mending.plan(str(mine), now_ms=0)
+    (cold / "cold.json").write_text('{"id":"c1"}')
+    assert not mending.plan(str(mine), now_ms=0).losses
 
 
 def test_routers_are_lost_aloud(whole: Path, mine: Path) -> None:
