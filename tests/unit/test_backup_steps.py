@@ -25,6 +25,7 @@ from topics.backup.moment import Moment
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
 from topics.backup.source import Source, sources
+from topics.cli.snapshot import make as make_view
 from topics.errors import CorruptData, DiskFull, TopicsError
 from topics.folder import log
 from topics.folder.verify import verify
@@ -322,6 +323,14 @@ def test_a_topic_that_is_dropped_meanwhile_is_still_whole(tmp_path: Path, happen
     check_folder(copied(shard, tmp_path, "one"), shard, expected)
     happens()
     check_folder(copied(shard, tmp_path, "two"), shard, told(newcomer(shard)))
+
+
+def test_a_stable_view_keeps_what_its_snapshot_names_too(tmp_path: Path) -> None:
+    """`topics snapshot` of a folder whose log drops a topic with segments."""
+    shard = filled(tmp_path / "data")
+    shard.drop("a")
+    make_view(shard.settings.data_dir, str(tmp_path / "views"), "one")
+    assert told(Folder(str(tmp_path / "views" / "one"))) == told(newcomer(shard))
 
 
 def test_routers_that_change_meanwhile_mean_another_look(tmp_path: Path, happens: Callable[..., Clock]) -> None:
