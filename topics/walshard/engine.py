@@ -541,6 +541,8 @@ class Engine:
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()
         deleted = topic.delete_before(bound) if seqs is None else topic.delete_seqs(seqs)
+        for row in cut:
+            row.sizes = row.times = None  # fetched for this delete alone
         self.jobs.look(topic)
 
         def answer(fsync_us: int) -> bytes:
