@@ -90,8 +90,7 @@ class _Telling:
             return False
         if frame.type != FrameType.APPEND or (tale.state is not None and tale.state.pipe is not None):
             return True
-        flushed = 0 if tale.state is None else tale.state.flushed_seq
-        return frame.first_seq == tale.known + 1 or frame.last_seq <= flushed
+        return frame.first_seq == tale.known + 1
 
     def _tell_of(self, gap: Gap) -> None:
         """Deletes, configs and topics that did not happen now."""
