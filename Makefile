@@ -33,7 +33,7 @@ unit: setup
 e2e: setup
 	$(BIN)/pytest tests/e2e
 
-# TOPICS_FUZZ_CASES=200000 make fuzz for a long one; TOPICS_FUZZ_SEED repeats one.
+# TOPICS_FUZZ_CASES=200000 TOPICS_FUZZ_SEED=random make fuzz for a long one.
 fuzz: setup
 	$(BIN)/pytest tests/fuzz
 

@@ -19,14 +19,14 @@ from e2e.client import Lost
 from e2e.server import Server, eventually
 
 # Read now: the Spark of the tests takes such variables out of the environment.
-_SEED = os.environ.get("TOPICS_TEST_SEED")
+_SEED = os.environ.get("TOPICS_TEST_SEED") or "1"  # the same in every usual run
 _ROUNDS = os.environ.get("TOPICS_SPARK_ROUNDS")
 KILLS_PER_LIFE = 3  # of one process; after five in a minute it stays down
 
 
 def seed() -> int:
-    """Shown when a test fails; TOPICS_TEST_SEED runs it again."""
-    chosen = int(_SEED or random.SystemRandom().randrange(1 << 32))
+    """Shown when a test fails; TOPICS_TEST_SEED runs it again, or another one; "random" finds one."""
+    chosen = random.SystemRandom().randrange(1 << 32) if _SEED == "random" else int(_SEED)
     print(f"TOPICS_TEST_SEED={chosen}")
     return chosen
 
