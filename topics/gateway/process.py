@@ -53,6 +53,7 @@ _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping ga
 _RETIRING_LOOK_NS = 1_000_000
 _TURNS = 10
 _LEAVING_LOOK_S = 0.1
+_LINKS_S = 0.3  # how long a gateway that begins waits for those that it can ask
 
 
 async def run(context: Context) -> None:
@@ -64,6 +65,7 @@ async def run(context: Context) -> None:
         nursery.start_soon(gateway.cold.run)
         if context.inheritance is not None:
             nursery.start_soon(handover.inherit, context.inheritance, gateway.adopt)
+        await gateway.wait_linked()
         context.ready()
         await gateway.serve()
         nursery.cancel_scope.cancel()
@@ -82,6 +84,7 @@ class Gateway:
             pressure = Pressure(rows, self._governor)
         self._pressure = pressure
         peers = [*(f"shard-{shard}" for shard in range(context.shards)), "router", "queue"]
+        self._all_linked = trio.Event()
         self._peer_rows = [context.board.row(name) for name in peers]
         self._calls = Calls(
             shards=context.shards,
@@ -178,6 +181,12 @@ class Gateway:
         self._stop_by_ns = 0
         self._stop_from_ns = 0  # the other lane's last words take a moment to get to their sockets
         self._sweep_ns = 0
+
+    async def wait_linked(self) -> None:
+        """Processes that started after us have said so while we were being imported. Whoever hears that we are ready
+        may ask for any of them at once; one that is down is not waited for."""
+        with trio.move_on_after(_LINKS_S):
+            await self._all_linked.wait()
 
     def _set_accepting(self, accepting: bool) -> None:
         if accepting != self._accepting:
@@ -321,6 +330,8 @@ class Gateway:
         if self._calls.holding.busy:
             self._calls.release(time.monotonic_ns())
             self._calls.flush()
+        if all([self._calls.linked(number) for number in range(len(self._peer_rows))]):
+            self._all_linked.set()
 
     def _link_down(self, peer: str) -> None:
         if peer in ("router", "queue"):
