@@ -1197,9 +1197,16 @@ def test_a_client_that_stops_reading_loses_its_jobs(impatient: Server, lane: Any
         queue = working.queue()
         for _ in range(40):
             queue.produce(*["x" * 10_000] * 20)
-        stalled = working.open(queue, "stalled", max=1_000, receive_buffer=SMALL_BUFFER)
-        eventually(lambda: queue.counters().in_flight > 0)
         before = time.monotonic()
+        stalled = working.open(queue, "stalled", max=1_000, receive_buffer=SMALL_BUFFER)
+
+        def is_stuck() -> bool:
+            """Until the kernel takes no more, nobody can tell that it does not read."""
+            held = queue.counters().in_flight
+            time.sleep(0.2)
+            return held > 0 and queue.counters().in_flight == held
+
+        eventually(is_stuck)
         other = working.queue()
         brisk = working.open(other, "brisk")
         for seq in range(1, 11):
