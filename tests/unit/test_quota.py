@@ -248,7 +248,7 @@ def test_racing_processes_never_have_more_together(limit: str, racers: int, most
         child.join(30)
         assert child.exitcode == 0
     assert max(over for _, _, _, over, _ in found) <= 0, "more than allowed"
-    assert sum(granted for _, granted, _, _, _ in found) > 1_000
+    assert sum(granted for _, granted, _, _, _ in found) > 50
     assert any(refused for _, _, refused, _, _ in found), f"it was no race: {found}"
     word = Word.CLAIMED_TOPICS if limit == "max_topics" else Word.CLAIMED_BYTES
     for shard, _, _, _, mine in found:
