@@ -664,3 +664,20 @@ def test_it_may_end_at_every_step(tmp_path: Path) -> None:
             break
     assert steps > 12
     assert os.path.isdir(folder / "cold")
+
+
+def test_a_long_poll_whose_own_records_went_there_meanwhile(shard: Shard) -> None:
+    """They are none of its business, so it waits on; when its time is up it still begins before them."""
+    shard.put("t", TopicConfig())
+    head = messages.Diff("t", 0, 100, 2**20, ["me"], True, True, 30_000)
+    waiting = shard.send(Op.DIFF, head)
+    fill(shard, node="me", tag="x")
+    shard.relocate()
+    assert not shard.answered(waiting)
+    for _, _, poll in shard.engine.polls._deadlines:
+        poll.deadline_ns = 0
+    shard.engine.polls._deadlines = [(0, waiting, poll) for _, _, poll in shard.engine.polls._deadlines]
+    shard.engine.polls.end_due(shard.engine.refresh)
+    _, body = messages.decode_answer(shard.answers.messages.pop(waiting))
+    page = json.loads(bytes(body) + b"}")
+    assert (page["records"], page["next_from_seq"]) == ([], 100)

@@ -91,9 +91,12 @@ class LongPolls:
             self._forget_done(topic_id)
 
     def _read(self, poll: _Poll) -> reads.Reading:
-        """Never of the cold tier: whoever waits was at the head, and what has come since is among the newest."""
+        """In place: whoever waits was at the head, and what has come since is among the newest. Only a reader that
+        has waited while very many records of its own came may reach the cold tier."""
         request = poll.request
-        return reads.read(poll.topic, request, self._cache, from_seq=request.from_seq, nodes=request.nodes)
+        return reads.read(
+            poll.topic, request, self._cache, from_seq=request.from_seq, nodes=request.nodes, in_place=True
+        )
 
     @property
     def next_deadline_ns(self) -> int | None:

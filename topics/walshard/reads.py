@@ -78,9 +78,11 @@ def read(
     nodes: list[str] | None = None,
     include_data: bool = True,
     origins: list[str | None] | None = None,
+    in_place: bool = False,
 ) -> Reading:
     """What the request's window holds behind from_seq. With `origins` each part is one record, whose node is added
-    to that list. Raises Away if all of it has to be fetched from the cold tier first."""
+    to that list. Raises Away if all of it has to be fetched from the cold tier first, or with `in_place` reads it,
+    however long that takes."""
     tombstone, from_seq = find_gap(topic, from_seq)
     stop = next_hole(topic, from_seq) if topic.holes or topic.trims else topic.head_seq + 1
     own = frozenset(nodes) if nodes and topic.config.dedupe_node else None
@@ -100,7 +102,7 @@ def read(
         if row.first >= stop:
             last = stop - 1
             break
-        if row.body is None and not (shown and row.rendered is not None) and cache.away(row):
+        if not in_place and row.body is None and not (shown and row.rendered is not None) and cache.away(row):
             if scanned or tombstone is not None:
                 break  # the rest is the next reading's
             raise window(topic, cache, first=row, records=request.limit, size=request.max_bytes)
