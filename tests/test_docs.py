@@ -125,12 +125,19 @@ def test_the_documented_defaults_are_the_real_ones() -> None:
         assert variable.default == expected, name
 
 
-def _bounds(accepts: str) -> tuple[int, int] | None:
-    match = re.search(r"(\d+(?:\^\d+)?) to (\d+(?:\^\d+)?)", accepts)
+def _bounds(accepts: str) -> tuple[float, float] | None:
+    number = r"(\d+(?:\.\d+)?(?:\^\d+)?)"
+    match = re.search(f"{number} to {number}", accepts)
     if match is None:
         return None
-    low, high = (int(part[0]) ** int(part[2] or 1) for part in (text.partition("^") for text in match.groups()))
+    low, high = (
+        _number(base) ** int(power or 1) for base, _, power in (text.partition("^") for text in match.groups())
+    )
     return low, high
+
+
+def _number(text: str) -> float:
+    return float(text) if "." in text else int(text)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, given in _documented().items() if _bounds(given.accepts)))

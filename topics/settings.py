@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_free_bytes: int = limits.MIN_FREE_BYTES
     elastic: bool = True
     pressure_lag_ms: int = limits.PRESSURE_LAG_MS
-    pressure_commit_ms: int = limits.PRESSURE_COMMIT_MS
+    pressure_commit_ms: float = limits.PRESSURE_COMMIT_MS
     request_metrics: bool = True
     log: str = "info"
     log_format: str = "logfmt"
@@ -121,6 +121,20 @@ class _Integer(_Kind):
         if type(value) is not int or not self._low <= value <= self._high:
             raise ValueError
         return value
+
+
+class _Number(_Kind):
+    def __init__(self, low: float, high: int) -> None:
+        self._low, self._high = low, high
+        self.accepts = self.toml = f"a number from {low} to {high}"
+
+    def read(self, text: str) -> float:
+        return self.take(float(text))
+
+    def take(self, value: object) -> float:
+        if type(value) not in (int, float) or not self._low <= value <= self._high:  # type: ignore[operator]
+            raise ValueError
+        return value  # type: ignore[return-value]
 
 
 class _Flag(_Kind):
@@ -251,7 +265,7 @@ _READERS: dict[str, _Kind] = {
     "min_free_bytes": _COUNT,
     "elastic": _FLAG,
     "pressure_lag_ms": _Integer(1, 600_000),
-    "pressure_commit_ms": _Integer(1, 600_000),
+    "pressure_commit_ms": _Number(0.01, 600_000),
     "request_metrics": _FLAG,
     "log": _Choice("debug", "info", "warning", "error"),
     "log_format": _Choice("logfmt", "json"),

@@ -1,8 +1,8 @@
 """Pressure on a server, made by a test: who makes it, how it is seen from outside, and writers that keep account.
 
-- A server whose syncs may take no longer than a millisecond is under pressure as soon as somebody writes what has to be
-  synced: that presses one shard and leaves gateways calm. One whose rounds may take no longer than that is under
-  pressure as soon as a gateway has something to do.
+- A server whose syncs may take no longer than ten microseconds is under pressure as soon as somebody writes what has to
+  be synced: that presses one shard and leaves gateways calm. One whose rounds may take no longer than a millisecond is
+  under pressure as soon as a gateway has something to do.
 - Levels are read from the board, which asks nobody: looking does not press.
 - Every writer counts its records and knows which of them were acknowledged under which seq, so that what is in the
   topic afterwards can be compared with what the server said, record by record.

@@ -582,9 +582,9 @@ def test_out_of_descriptors_the_gateway_serves_those_it_has(tmp_path: Path) -> N
                 time.sleep(0.05)
             assert _cpu_s(pid) - cpu < 1
             assert len(server.output().splitlines()) - log < 50
-            for wire in wires[:80]:
+            for wire in wires[:90]:
                 wire.close()
-            for wire in wires[80:]:
+            for wire in wires[90:]:  # fewer than there is room for: the gateway opens a file of its own now and then
                 assert wire.ask(request()).status == 200
         assert server.pid_of("gateway-0") == pid
     finally:

@@ -36,7 +36,7 @@ class Level(enum.IntEnum):
 class Governor:
     """Fed with what is measured, asked for its level once a tick."""
 
-    def __init__(self, *, lag_ms: int, commit_ms: int, on: bool = True) -> None:
+    def __init__(self, *, lag_ms: int, commit_ms: float, on: bool = True) -> None:
         self.level = Level.CALM
         self.pressure = 0.0
         self._on = on
