@@ -12,7 +12,7 @@ fds, in this order: the board, the usage page if `usage_size`, the bells in the 
 of `links`, the listening socket if `listener`, the data folder's lock if `holds_lock`, the inheritance if `inherits`.
 
 PROTOCOL changes with whatever processes of different versions would misunderstand: these messages, those in the rings
-(messages.py), the layout of rings, board and usage page. A reload runs old and new processes side by side, so it is
+(messages/), the layout of rings, board and usage page. A reload runs old and new processes side by side, so it is
 refused if the new code has another number.
 """
 
