@@ -66,6 +66,7 @@ GAUGES = {
     "topics_wal_queue_depth_peak",
     "topics_wal_read_only",
     "topics_disk_free_bytes",
+    "topics_router_lag_records",
     "topics_cold_segments",
     "topics_cold_bytes",
     "topics_process_ring_depth_bytes",
@@ -82,6 +83,8 @@ COUNTERS = {
     "topics_wal_rotations_total",
     "topics_wal_submit_full_total",
     "topics_queue_dead_lettered_total",
+    "topics_records_evicted_total",
+    "topics_records_expired_total",
     "topics_http_requests_total",
     "topics_process_doorbells_total",
     "topics_process_busy_seconds_total",
@@ -165,6 +168,38 @@ def test_classes_and_queues_are_counted(api1: Client, scrape: Scrape) -> None:
     assert found["topics_wal_fsync_latency_us_count"] > 0
     api1.drop(queue)
     eventually(lambda: scrape()["topics_queue_topics"] == before["topics_queue_topics"], what="one queue less")
+
+
+def test_what_caps_and_ttl_take_is_counted(api1: Client, scrape: Scrape) -> None:
+    """And what a client deletes is not: that is no loss."""
+    before = scrape()
+    capped, brief, deleted = unique("metrics"), unique("metrics"), unique("metrics")
+    api1.put(capped, cap_records=5)
+    api1.append(capped, *range(20))
+    api1.append(deleted, *range(7))
+    api1.delete(deleted, before_seq=8)
+    api1.put(brief, ttl_ms=1)
+    api1.append(brief, 1, 2, 3)
+
+    def grown(name: str) -> float:
+        return scrape()[f"topics_records_{name}_total"] - before[f"topics_records_{name}_total"]
+
+    eventually(lambda: api1.state(brief)["count"] == 0, what="they are too old")
+    eventually(lambda: (grown("evicted"), grown("expired")) == (15, 3), what="the page")
+
+
+def test_the_lag_of_a_router_is_shown(api1: Client, scrape: Scrape) -> None:
+    source, dest = unique("metrics"), unique("metrics")
+    api1.put(dest, cap_records=1, discard="reject")
+    api1.append(dest, "full")
+    api1.put(source)
+    api1.send("PUT", f"/v0/routers/{source}", {"source": source, "dest": dest})
+    api1.append(source, *range(40))
+    api1.append(source, *range(2))
+    eventually(lambda: scrape()["topics_router_lag_records"] == 42, what="a router that can't go on")
+    api1.put(dest, cap_records=1_000, discard="reject")
+    eventually(lambda: scrape()["topics_router_lag_records"] == 0, what="one that has caught up")
+    api1.send("DELETE", f"/v0/routers/{source}")
 
 
 def test_the_leases_log_is_no_topic(api1: Client, scrape: Scrape) -> None:

@@ -169,9 +169,10 @@ _CALM = {
     f"topics_report_run_breaches{{{_REPORT}}}": "0x150",
     f'topics_report_integrity_problems{{{_REPORT},shard="0"}}': "0x150",
     f"topics_report_loss_unexplained_seqs{{{_REPORT}}}": "0x150",
-    f'topics_report_loss_records{{{_REPORT},by="evicted"}}': "500x150",
+    'topics_router_lag_records{instance="a"}': "200x150",
+    'topics_records_evicted_total{instance="a"}': "500x150",
+    f'topics_report_loss_records{{{_REPORT},by="lost"}}': "5x150",
     f"topics_report_queues_oldest_ready_seconds{{{_REPORT}}}": "10x150",
-    f"topics_report_routers_max_lag_records{{{_REPORT}}}": "10x150",
     f"topics_report_routers_stalled{{{_REPORT}}}": "0x150",
 }
 _WRONG: dict[str, dict[str, str]] = {
@@ -199,9 +200,11 @@ _WRONG: dict[str, dict[str, str]] = {
     "TopicsReportBreach": {f"topics_report_run_breaches{{{_REPORT}}}": "1x150"},
     "TopicsIntegrity": {f'topics_report_integrity_problems{{{_REPORT},shard="0"}}': "2x150"},
     "TopicsLossUnexplained": {f"topics_report_loss_unexplained_seqs{{{_REPORT}}}": "1x150"},
-    "TopicsEvictionRising": {f'topics_report_loss_records{{{_REPORT},by="evicted"}}': "500x100 900x50"},
+    "TopicsEvictionBegan": {'topics_records_evicted_total{instance="a"}': "500x100 900x50"},
+    "TopicsRecordsLost": {f'topics_report_loss_records{{{_REPORT},by="lost"}}': "5x100 9x50"},
     "TopicsOldJobs": {f"topics_report_queues_oldest_ready_seconds{{{_REPORT}}}": "5000x150"},
-    "TopicsRouterLag": {f"topics_report_routers_stalled{{{_REPORT}}}": "1x150"},
+    "TopicsRouterLag": {'topics_router_lag_records{instance="a"}': "200x130 200000x20"},
+    "TopicsRouterStalled": {f"topics_report_routers_stalled{{{_REPORT}}}": "1x150"},
 }
 # Who is told of one is told of the other, too.
 _TOGETHER = {"TopicsProcessFlapping": {"TopicsProcessRestarted"}}

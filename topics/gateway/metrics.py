@@ -53,6 +53,11 @@ _WAL = (
     ("topics_wal_bytes_written", "Bytes appended to the log.", Word.WAL_BYTES),
     ("topics_wal_rotations", "Log files begun after the first.", Word.WAL_ROTATIONS),
 )
+# Loss is explicit: where it goes on, this rises.
+_LOSSES = (
+    ("topics_records_evicted", "Records that a cap of their topic took.", Word.RECORDS_EVICTED),
+    ("topics_records_expired", "Records that outlived the TTL of their topic.", Word.RECORDS_EXPIRED),
+)
 _BY_TOPIC = (
     ("topics_topic_head_seq", "Highest assigned seq.", "head_seq"),
     ("topics_topic_earliest_seq", "Seq of the first live record.", "earliest_seq"),
@@ -156,7 +161,9 @@ class MetricsHandlers:
         started_ms = min([row[Word.STARTED_MS] for row in rows if row[Word.STARTED_MS]], default=0)
         uptime_ms = max(0, time.time_ns() // 1_000_000 - started_ms) if started_ms else 0
         yield _gauge("topics_uptime_ms", "Since the server started.", uptime_ms)
-        for name, meaning, word in _WAL:
+        lag = max([row[Word.ROUTER_LAG] for row in rows], default=0)
+        yield _gauge("topics_router_lag_records", "Records of its source that the slowest router has yet to see.", lag)
+        for name, meaning, word in (*_LOSSES, *_WAL):
             yield CounterMetricFamily(name, meaning, value=sum(row[word] for row in shards))
         depth = sum(row[Word.RING_DEPTH] for row in shards)
         yield _gauge("topics_wal_queue_depth", "Bytes in the rings to the shards, as they last looked.", depth)

@@ -94,6 +94,11 @@ class Forwarder:
     def pipe(self) -> messages.PipeRow:
         return messages.PipeRow(self.dest, self.dest_id, self._source.topic_id, self.at)
 
+    @property
+    def lag(self) -> int:
+        """Records of the source that were not looked at yet, as far as we know of them."""
+        return max(0, self._source.head_seq - self.at) if self.opened.is_set() else 0
+
     async def stop(self) -> None:
         self.scope.cancel()
         await self.ended.wait()

@@ -120,12 +120,16 @@ class Router:
                 for message in taken:
                     self._obeying += 1  # before the task begins: whoever looks in between must know
                     self._nursery.start_soon(self._obey, message, link)
-            words = context.row.words
-            forwarded = sum(forwarder.records for forwarder in self._forwarders.values())
-            words[Word.FORWARDED] = self._ended_records + forwarded
+            self._publish_counters()
             self._say_held()
             await trio.lowlevel.checkpoint()
         idle.close()
+
+    def _publish_counters(self) -> None:
+        words = self._context.row.words
+        forwarders = self._forwarders.values()
+        words[Word.FORWARDED] = self._ended_records + sum([forwarder.records for forwarder in forwarders])
+        words[Word.ROUTER_LAG] = max([forwarder.lag for forwarder in forwarders], default=0)
 
     def _has_work(self) -> bool:
         return self._asks.has_answers() or any([link.has_work() for link in self._gateways.values()])

@@ -111,6 +111,9 @@ class Word:
     COLD_SEGMENTS: Final = 84
     COLD_BYTES: Final = 85
     COLD_FETCHES: Final = 86
+    RECORDS_EVICTED: Final = 87
+    RECORDS_EXPIRED: Final = 88
+    ROUTER_LAG: Final = 89
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -185,6 +188,9 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.COLD_SEGMENTS, "cold_segments", _P, "segments in the cold tier"),
     WordInfo(Word.COLD_BYTES, "cold_bytes", _P, "bytes of their files"),
     WordInfo(Word.COLD_FETCHES, "cold_fetches", _P, "reads from there since it started"),
+    WordInfo(Word.RECORDS_EVICTED, "records_evicted", _P, "records that caps took since the server started"),
+    WordInfo(Word.RECORDS_EXPIRED, "records_expired", _P, "records that outlived their topic's TTL, likewise"),
+    WordInfo(Word.ROUTER_LAG, "router_lag", _P, "records of its source that the slowest router has yet to look at"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 
@@ -203,6 +209,7 @@ KEPT: Final = frozenset(
         *(Word.TOTALS_KNOWN, Word.CLAIMED_TOPICS, Word.CLAIMED_BYTES),
         *(Word.WAL_FRAMES, Word.WAL_BATCHES, Word.WAL_BYTES, Word.WAL_ROTATIONS, Word.WAL_FSYNCS, Word.WAL_SYNC_US_SUM),
         *range(Word.SYNC_BUCKETS, Word.SYNC_BUCKETS + SYNC_BUCKET_COUNT),
+        *(Word.RECORDS_EVICTED, Word.RECORDS_EXPIRED),
         Word.RING_FULL,
     )
 )

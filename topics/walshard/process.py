@@ -446,6 +446,8 @@ class Shard:
             (Word.WAL_BATCHES, wal.batches),
             (Word.WAL_BYTES, wal.bytes_written),
             (Word.WAL_ROTATIONS, wal.rotations),
+            (Word.RECORDS_EVICTED, engine.totals.evicted),
+            (Word.RECORDS_EXPIRED, engine.totals.expired),
         ):
             words[word] = self._before[word] + count
         self._publish_space()

@@ -32,6 +32,7 @@ def expire(topic: Topic, *, now_ms: int) -> None:
             if not expired:
                 return
         topic.expired_total += len(expired)
+        topic.totals.expired += len(expired)
         topic.ttl_seq = max(topic.ttl_seq, _lose(topic, front, expired, sizes=None))
 
 
@@ -77,6 +78,7 @@ def enforce_caps(topic: Topic) -> None:
 
 def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: Sequence[int] | None) -> None:
     topic.evicted_total += len(indexes)
+    topic.totals.evicted += len(indexes)
     topic.cap_seq = max(topic.cap_seq, _lose(topic, row, indexes, sizes=sizes))
 
 

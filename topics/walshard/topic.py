@@ -28,6 +28,8 @@ class Totals:
     def __init__(self) -> None:
         self.records = 0  # live
         self.added = 0  # that ever became live in this process
+        self.evicted = 0  # that caps took since then
+        self.expired = 0  # and those that were too old
         self.bytes = 0  # of live records
         self.pending_bytes = 0  # of records that are not readable yet
         self.dead_segments = 0  # files that only wait for the next snapshot
