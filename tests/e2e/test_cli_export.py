@@ -341,6 +341,52 @@ def test_an_export_that_was_cut_short(api1: Client, tool: Tool, topic: str) -> N
     assert api1.diff(topic).data == [1, 2]
 
 
+def test_two_exports_of_one_topic_in_one_input(api1: Client, tool: Tool, topic: str) -> None:
+    """The seqs of the second are none that the first has written."""
+    first, second = export_of(topic, 3, id=unique()), export_of(topic, 4, id=unique())
+    done = tool.run("import", stdin=first + second, code=1)
+    assert f"line 6 begins another export, of {topic}: import one after the other".encode() in done.stderr
+    assert api1.diff(topic).data == [1, 2, 3]
+    tool.run("import", stdin=first)
+    tool.run("import", stdin=first + second, code=1)  # the first is there; that does not hide the second
+    tool.run("import", stdin=second)
+    assert api1.diff(topic).data == [1, 2, 3, 1, 2, 3, 4]
+
+
+def test_records_twice_without_a_head_between(api1: Client, tool: Tool, topic: str) -> None:
+    """The `end` of the first is a line that sends what there is: seq 2 is written when it comes again."""
+    head, *records, end = export_of(topic, 3, id=unique()).splitlines()
+    done = tool.run("import", stdin=b"\n".join([head, *records, end, *records[1:]]), code=1)
+    assert b"line 6 has seq 2, which does not follow 3" in done.stderr
+    assert api1.diff(topic).data == [1, 2, 3]
+
+
+def test_lines_without_a_seq_behind_an_export(api1: Client, tool: Tool, topic: str) -> None:
+    """The number of their line is below the seqs of an export whose first records were evicted."""
+    head, end = export_of(topic, 0, id=unique()).splitlines()
+    old = [json.dumps({"topic": topic, "seq": n, "data": n}).encode() for n in (1_001, 1_002)]
+    new = [json.dumps({"topic": topic, "data": n}).encode() for n in (1, 2)]
+    tool.run("import", stdin=b"\n".join([head, *old, end, *new]))
+    assert api1.diff(topic).data == [1_001, 1_002, 1, 2]
+
+
+def test_lines_that_came_to_a_file_after_it_was_imported(api1: Client, tool: Tool, topic: str) -> None:
+    exported = export_of(topic, 2, id=unique())
+    tool.run("import", stdin=exported)
+    added = json.dumps({"topic": topic, "data": "new"}).encode()
+    done = tool.run("import", stdin=exported + added, code=1)
+    assert b"line 5 was not there when this was imported" in done.stderr
+    assert api1.diff(topic).data == [1, 2]
+
+
+def test_a_topic_named_twice_is_exported_once(api1: Client, tool: Tool, topic: str) -> None:
+    api1.append(topic, 1, 2)
+    exported = tool.run("export", topic, topic).stdout
+    assert len(exported.splitlines()) == 4
+    tool.run("import", "--into", f"{topic}-2", stdin=exported)
+    assert api1.diff(f"{topic}-2").data == [1, 2]
+
+
 def test_lines_of_any_program(api1: Client, tool: Tool, topic: str) -> None:
     """A topic and data are all that a line needs."""
     text = f'{{"topic":"{topic}","data":1}}\n\n{{"data":{{"b" : 2}},"topic":"{topic}","tag":"x"}}'

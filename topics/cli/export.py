@@ -60,6 +60,7 @@ def export(topics: tuple[str, ...], everything: bool, path: str | None, data_dir
     url_given = click.get_current_context().get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE
     if data_dir is not None and url_given:
         raise click.UsageError("Give --data-dir or --url, not both.")
+    topics = tuple(dict.fromkeys(topics))
     with failures_told(), _opened(path) as out, Tally(out) as tally:
         if data_dir is not None:
             _from_folder(folder_name(data_dir), topics, tally)

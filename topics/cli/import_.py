@@ -104,11 +104,16 @@ def _opened(path: str | None, stack: ExitStack) -> BinaryIO:
 
 
 class Entries:
-    """The lines of the input, taken apart."""
+    """The lines of the input, taken apart: one export, in which the seqs of each topic grow.
+
+    What is written is known by seq, so a record that does not follow would count as one that is there already.
+    """
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._lines = Lines()
+        self._begun: dict[str, str | None] = {}  # by topic: the id in its head
+        self._seqs: dict[str, int] = {}  # by topic: the last one
         self.taken_bytes = 0
         self._first = self._read()
 
@@ -121,17 +126,37 @@ class Entries:
             head = None
         return hashlib.sha256(self._first).hexdigest() if head is None or head.id is None else head.id
 
-    def __iter__(self) -> Iterator[tuple[Line, Entry]]:
+    def __iter__(self) -> Iterator[tuple[Line, Entry, int]]:
+        """With the seq of each record; 0 for other lines."""
         chunk = self._first
         while chunk:
             yield from self._entries(self._lines.feed(chunk))
             chunk = self._read()
         yield from self._entries(self._lines.finish())
 
-    def _entries(self, lines: list[Line]) -> Iterator[tuple[Line, Entry]]:
+    def _entries(self, lines: list[Line]) -> Iterator[tuple[Line, Entry, int]]:
         for line in lines:
-            if (entry := read_entry(line)) is not None:
-                yield line, entry
+            if (entry := read_entry(line)) is None:
+                continue
+            if entry.is_record:
+                yield line, entry, self._follow(line, entry)
+                continue
+            if entry.export is not None:
+                self._begin(line, entry)
+            yield line, entry, 0
+
+    def _begin(self, line: Line, head: Entry) -> None:
+        if head.topic in self._begun or head.id != next(iter(self._begun.values()), head.id):
+            raise BadLine(line.number, f"begins another export, of {head.topic}: import one after the other")
+        self._begun[head.topic] = head.id
+
+    def _follow(self, line: Line, entry: Entry) -> int:
+        last = self._seqs.get(entry.topic, 0)
+        seq = max(line.number, last + 1) if entry.seq is None else entry.seq
+        if seq <= last:
+            raise BadLine(line.number, f"has seq {seq}, which does not follow {last} of {entry.topic}")
+        self._seqs[entry.topic] = seq
+        return seq
 
     def _read(self) -> bytes:
         try:
@@ -199,6 +224,9 @@ class Work:
         path = path_of(self._url, entries.id, self._names, self._into)
         log = self._log = ImportLog(path, again=self._again)
         if log.finished is not None:
+            for line, entry, seq in entries:
+                if entry.is_record and not log.is_written(entry.topic, seq):
+                    raise BadLine(line.number, "was not there when this was imported: put what is new into a new file")
             self._already = True
             return 0
         async with connect(self._url, notice=reach.notice) as client:
@@ -212,20 +240,17 @@ class Work:
     async def _take(self, client: Client, log: ImportLog, entries: Entries) -> None:
         batch: Batch | None = None
         try:
-            for line, entry in entries:
+            for line, entry, seq in entries:
                 if batch is not None and (batch.topic != entry.topic or not entry.is_record):
                     await self._send(client, log, batch)
                     batch = None
                 if not entry.is_record:
                     await self._heed(client, entry)
                     continue
-                seq = line.number if entry.seq is None else entry.seq
                 if log.is_written(entry.topic, seq):
                     self.skipped += 1
                     continue
                 batch = batch or Batch(entry.topic)
-                if batch.seqs and seq <= batch.seqs[-1]:
-                    raise BadLine(line.number, f"has seq {seq}, which does not follow {batch.seqs[-1]}")
                 batch.add(entry.record(), seq=seq, line=line)
                 if self._is_full(log, batch):
                     await self._send(client, log, batch)
