@@ -286,6 +286,20 @@ def test_an_append_without_an_answer_is_looked_for(api1: Client, tool: Tool, top
     assert len(found) == 12
 
 
+def test_an_append_is_found_behind_a_beginning_that_looks_like_it(api1: Client, tool: Tool, topic: str) -> None:
+    """A record of another one, then the batch: the search must not go past where that begins."""
+    head, *_, end = export_of(topic, 3, id=unique()).splitlines()
+    lines = [json.dumps({"topic": topic, "seq": n, "data": data}).encode() for n, data in enumerate([1, 1, 2], 1)]
+    exported = b"\n".join([head, *lines, end])
+    api1.append(topic, "before")
+    doubtful(tool, topic, exported, head_seq=1, last=3)
+    api1.append(topic, 1)
+    api1.append(topic, 1, 1, 2)
+    done = tool.run("import", stdin=exported)
+    assert b"3 were there already" in done.stderr
+    assert api1.diff(topic).data == ["before", 1, 1, 1, 2]
+
+
 def test_a_person_is_asked_where_nobody_can_tell(api1: Client, tool: Tool, topic: str) -> None:
     api1.put(topic, cap_records=2)
     api1.append(topic, "a", "b", "c", "d")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
@@ -385,18 +386,15 @@ class Work:
 async def _find(client: Client, doubt: Begun, batch: Batch) -> bool:
     """Whether the batch stands behind the head that the topic had before: whole, and its records side by side."""
     at = doubt.head_seq
-    matched = 0
-    last_seq = 0
+    wanted = batch.records
+    last: deque[Record] = deque(maxlen=len(wanted))  # side by side
     while True:
         page = await client.read(doubt.target, at)
         for record in page:
-            if matched and record.seq != last_seq + 1:
-                matched = 0
-            if not _same(record, batch.records[matched]):
-                matched = 0
-            matched += _same(record, batch.records[matched])
-            last_seq = record.seq
-            if matched == len(batch.records):
+            if last and record.seq != last[-1].seq + 1:
+                last.clear()
+            last.append(record)
+            if len(last) == len(wanted) and all(map(_same, last, wanted)):
                 return True
         if page.caught_up:
             return False
