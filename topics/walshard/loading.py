@@ -7,9 +7,9 @@ is read; an open one is scanned, as far as the snapshot says.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
 from topics.errors import CorruptData
-from topics.storage.columns import Columns
 from topics.storage.format import DELETED
 from topics.storage.paths import segment_name, topic_dir
 from topics.storage.segment import BlockEntry, scan_blocks
@@ -17,7 +17,7 @@ from topics.storage.snapshot import TopicState
 from topics.walshard.disk import Disk
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment, read_header
-from topics.walshard.topic import Topic
+from topics.walshard.topic import Topic, record_sizes
 
 
 class Loader:
@@ -89,7 +89,7 @@ class Loader:
             flags = segment.read_flags(entry)
             if DELETED in flags:
                 row.flags = bytearray(flags)
-        recount(row)
+        recount(row, topic.sizes_or_shares)
         topic.head_seq = max(topic.head_seq, row.last)
         if row.live:
             topic.rows.append(row)
@@ -98,13 +98,13 @@ class Loader:
             segment.release(row)
 
 
-def recount(row: Row) -> None:
+def recount(row: Row, sizes_of: Callable[[Row], Sequence[int]] = record_sizes) -> None:
     """What of a row is live, by its floor and its flags."""
     if row.skip == 0 and row.flags is None:
         return
     live = list(row.live_indexes())
     if live and len(live) < row.count:
-        sizes = Columns(row.load(), count=row.count, ts=row.first_ts).sizes()
+        sizes = sizes_of(row)
         row.size = sum(sizes[index] for index in live)
     elif not live:
         row.size = 0

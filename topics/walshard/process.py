@@ -18,7 +18,7 @@ from topics.actors.context import Context
 from topics.actors.governor import Governor, Level
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import CorruptData, FormatError, RingPoisoned
+from topics.errors import CorruptData, DiskFull, FormatError, RingPoisoned
 from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
@@ -47,6 +47,11 @@ async def run(context: Context) -> None:
         shard.recover()
     except (CorruptData, FormatError) as error:
         context.log.error("recovery refused", reason=str(error))
+        context.fail(str(error))
+    except DiskFull as error:
+        if context.old_layout is None:
+            raise
+        context.log.error("the shard count can't be changed", reason=str(error))
         context.fail(str(error))
     gc.collect()
     gc.freeze()  # what recovery built lives long: later collections need not walk it
@@ -181,13 +186,16 @@ class Shard:
             if topic.tail_rows:
                 self._mover.flush(topic)
                 self._mover.wait()
+                if topic.tail_rows:
+                    raise DiskFull(f"no space to move the records of {topic.name!r} out of the log")
                 self._context.recovering(999)  # counts as a heartbeat
         for file in wal.older:
             file.last_lsn = 0  # of the old layout; the new one's frames count from 1
         foreign, wal.older = wal.older, []
         self._mover.checkpoint()
         self._mover.wait()
-        self._mover.keep_files = False
+        if not self._mover.snapshot_ms:
+            raise DiskFull("no space for the snapshot of the new layout")
         for file in foreign:
             self._disk.close(file.fd)
 
@@ -201,6 +209,7 @@ class Shard:
 
     def _layout_committed(self) -> None:
         """The manifest names our layout now: what others left is of no use."""
+        self._mover.keep_files = False
         self._remove_stale(self._context.layout)
 
     def _remove_stale(self, layout: int) -> None:
@@ -245,6 +254,7 @@ class Shard:
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()
+                self._log_unreadable()
         self._finish()
         idle.close()
 
@@ -395,6 +405,12 @@ class Shard:
         peer = next((name for name, link in self._links.items() if link.writer is reply_to), "?")
         id = self._context.id_of(peer, correlation)
         self._context.log.error("request failed", id=id, reason=str(error))
+
+    def _log_unreadable(self) -> None:
+        unreadable = self._engine.totals.unreadable
+        for topic, reason in unreadable:
+            self._context.log.error("batch unreadable", topic=topic, reason=reason)
+        unreadable.clear()
 
     def beat(self) -> None:
         """Also while nobody writes: what the disk watch shows is of now."""

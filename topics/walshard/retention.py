@@ -6,6 +6,9 @@ it.
     ttl          before every use of the topic     yes                 tombstone "ttl"
     delete       when a client asks (topic.py)     never               nothing
 Whole rows go at once; only the row at the floor is cut. ts never falls along a topic, so what has expired is a prefix.
+
+A row that can't be read stops nothing. A cap takes as many of its records as of any other, each with an equal share of
+its bytes. TTL takes it as a whole when its last record has expired: nobody can read the others meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from topics.errors import CorruptData
 from topics.storage.columns import Columns
 from topics.walshard.rows import Row
-from topics.walshard.topic import Topic, record_sizes
+from topics.walshard.topic import Topic
+
+_RETRY_MS = 1_000  # before a row that could not be read is tried again
 
 
 def expire(topic: Topic, *, now_ms: int) -> None:
@@ -28,7 +34,7 @@ def expire(topic: Topic, *, now_ms: int) -> None:
         if front.last_ts < horizon:
             expired = list(front.live_indexes())
         else:
-            expired = _before(front, horizon)
+            expired = _before(topic, front, horizon, now_ms)
             if not expired:
                 return
         topic.expired_total += len(expired)
@@ -36,9 +42,16 @@ def expire(topic: Topic, *, now_ms: int) -> None:
         topic.ttl_seq = max(topic.ttl_seq, _lose(topic, front, expired, sizes=None))
 
 
-def _before(row: Row, horizon: int) -> list[int]:
+def _before(topic: Topic, row: Row, horizon: int, now_ms: int) -> list[int]:
     if row.times is None:
-        row.times = array("Q", Columns(row.load(), count=row.count, ts=row.first_ts).times())
+        if row is topic.unread and now_ms < topic.unread_ms + _RETRY_MS:
+            return []
+        try:
+            row.times = array("Q", Columns(row.load(), count=row.count, ts=row.first_ts).times())
+        except (CorruptData, OSError) as error:
+            topic.can_not_read(row, error)
+            topic.unread_ms = now_ms
+            return []
     times = row.times
     return [index for index in row.live_indexes() if times[index] < horizon]
 
@@ -55,7 +68,7 @@ def enforce_caps(topic: Topic) -> None:
             excess = topic.count - config.cap_records
             live = list(front.live_indexes())
             if excess < len(live):
-                front.sizes = record_sizes(front)  # kept: the next batch cuts into it again
+                front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
             _evict(topic, front, live[:excess], sizes=front.sizes)
     if config.cap_bytes:
         while topic.bytes > config.cap_bytes:
@@ -65,7 +78,7 @@ def enforce_caps(topic: Topic) -> None:
             if topic.bytes - front.size >= config.cap_bytes:
                 _evict(topic, front, live, sizes=None)
                 continue
-            sizes = front.sizes = record_sizes(front)  # kept: the next batch cuts into it again
+            sizes = front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
             over = topic.bytes - config.cap_bytes
             taken = 0
             for index in live:

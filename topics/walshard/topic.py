@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from topics.errors import CorruptData
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
@@ -33,6 +34,7 @@ class Totals:
         self.bytes = 0  # of live records
         self.pending_bytes = 0  # of records that are not readable yet
         self.dead_segments = 0  # files that only wait for the next snapshot
+        self.unreadable: list[tuple[str, str]] = []  # topics that went on without a batch, and why: to be logged
         self._internal: Totals | None = None
 
     @property
@@ -40,6 +42,7 @@ class Totals:
         """The same for topics that no client sees and no quota counts."""
         if self._internal is None:
             self._internal = Totals()
+            self._internal.unreadable = self.unreadable
         return self._internal
 
     @property
@@ -97,6 +100,8 @@ class Topic:
         self.completing = 0  # ... and how many of those deletes wait for their sync
         self.dropped = False
         self.for_router = False  # made for a router, and no client has been told of it
+        self.unread: Row | None = None  # what retention could not read ...
+        self.unread_ms = 0  # ... and when it tried
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
         self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
         self._encoded: bytes | None = None
@@ -227,13 +232,29 @@ class Topic:
             removed = row.size
         else:
             if sizes is None:
-                sizes = record_sizes(row)
-            removed = sum(sizes[index] for index in indexes)
+                sizes = self.sizes_or_shares(row)
+            removed = min(row.size, sum(sizes[index] for index in indexes))
         row.live -= len(indexes)
         row.size -= removed
         self.add_live(-len(indexes), -removed)
         if row.live == 0:
             self.release(row)
+
+    def sizes_or_shares(self, row: Row) -> array[int]:
+        """For what has to go on though the row can't be read: then each of its records counts the same, from here on,
+        and together as many bytes as before."""
+        try:
+            return record_sizes(row)
+        except (CorruptData, OSError) as error:
+            self.can_not_read(row, error)
+            row.sizes = array("I", [row.size // row.live]) * row.count
+            return row.sizes
+
+    def can_not_read(self, row: Row, error: Exception) -> None:
+        """Once for each row: its readers meet the error themselves."""
+        if row is not self.unread:
+            self.unread = row
+            self.totals.unreadable.append((self.name, str(error)))
 
     def delete_before(self, seq: int) -> int:
         """Every live published record below seq."""
