@@ -372,6 +372,35 @@ def test_a_restore_that_was_cut_off_is_no_data_folder_and_goes_on(repository: Pa
     assert verify(str(target), deep=True, running=False).clean
 
 
+def test_a_restore_that_was_cut_off_is_nothing_to_repair(repository: Path, tmp_path: Path) -> None:
+    """Made whole as it is, it would be a data folder without the rest of its records."""
+    target = tmp_path / "back"
+    args = ("backup", "restore", "one", "--from", str(repository), "--data-dir", str(target))
+    assert run_topics(*args, TOPICS_KILL_POINT="renamed:4").returncode == -9
+    for way in ((), ("--yes",), ("--to", str(tmp_path / "copy"))):
+        repaired = run_topics("repair", "--data-dir", str(target), *way)
+        assert repaired.returncode == 1
+        assert "restore that was not finished" in repaired.stderr
+    assert not (target / "topics.json").exists()
+    assert not (tmp_path / "copy").exists()
+    assert run_topics(*args).returncode == 0
+    assert verify(str(target), deep=True, running=False).clean
+
+
+def test_a_restore_that_got_no_further_than_its_note_makes_room_for_another(source: Path, tmp_path: Path) -> None:
+    place, target = tmp_path / "r", tmp_path / "back"
+    for name in ("one", "two"):
+        topics_backup("create", "--to", place, "--name", name, "--data-dir", source)
+    target.mkdir()
+    (target / "restore.json").write_text('{"backup":"one","sha256":"00","shards":2}')
+    args = ("backup", "restore", "two", "--from", str(place), "--data-dir", str(target))
+    assert run_topics(*args, TOPICS_KILL_POINT="renamed:4").returncode == -9
+    assert json.loads((target / "restore.json").read_text())["backup"] == "two"
+    assert "another restore" in refused("restore", "one", "--from", place, "--data-dir", target)
+    assert run_topics(*args).returncode == 0
+    assert verify(str(target), deep=True, running=False).clean
+
+
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_repository_is_found_and_never_restored(repository: Path, tmp_path: Path, harm: str) -> None:
     place = copied(repository, tmp_path / "r")

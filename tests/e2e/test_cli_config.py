@@ -84,3 +84,15 @@ def test_a_server_refuses_a_file_that_is_wrong(tmp_path: Path) -> None:
         f'topics: {path}, line 1: there is no setting "prot"; did you mean port? (1 more: see `topics config check`)\n'
     )
     assert not (tmp_path / "topics-data").exists()
+
+
+@pytest.mark.parametrize("verb", [("verify",), ("repair",), ("shards",), ("segment", "ls"), ("snapshot", "ls")])
+@pytest.mark.parametrize("text", [None, "port = [", "prot = 1"])
+def test_a_wrong_file_is_one_line_for_every_verb(tmp_path: Path, verb: tuple[str, ...], text: str | None) -> None:
+    path = tmp_path / "topics.toml"
+    if text is not None:
+        path.write_text(text)
+    done = run_topics(*verb, "--config", str(path))
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert str(path) in done.stderr

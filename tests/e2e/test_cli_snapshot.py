@@ -215,3 +215,12 @@ def test_it_takes_moments_whatever_the_size(start: Start) -> None:
     made = snapshot(server, "create", "large")
     assert made["records"] == 2_000
     assert made["copied_bytes"] < 12 << 20  # of 20 MB
+
+
+def test_one_that_is_half_removed_can_be_removed(tmp_path: Path) -> None:
+    place = tmp_path / "snapshots"
+    (place / "half" / "wal").mkdir(parents=True)
+    (place / "half" / "snapshot.json").write_text("{}")  # the manifest goes first, this last
+    done = run_topics("snapshot", "rm", "half", "--dir", str(place))
+    assert done.returncode == 0, done.stderr
+    assert not (place / "half").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +161,42 @@ def test_from_outside(server: Server) -> None:
     with urllib.request.urlopen(f"{server.url}/v0/metrics") as answer:
         metrics = answer.read().decode()
     assert int(metrics.partition("\ntopics_cold_segments ")[2].split(".")[0]) >= 10
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another disk."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is only one file system here")
+    with tempfile.TemporaryDirectory(dir=memory, prefix="topics-test-") as folder:
+        yield Path(folder)
+
+
+def test_a_snapshot_keeps_what_the_server_drops(server: Server, elsewhere: Path) -> None:
+    """Its segments can't be linked into it, and the cold tier is no longer where the server has it."""
+    topic = unique("cold-")
+    topic_id = fill(server, topic)
+
+    def snapshot(*args: object) -> str:
+        done = run_topics("snapshot", *map(str, args), "--dir", str(elsewhere), TOPICS_DATA_DIR=server.data_dir)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    snapshot("create", "s")
+    links = list(cold_of(server).glob(f"snapshots/s-*/topics/{topic_id:016x}/*.data"))
+    assert len(links) >= RECORDS // SEGMENT - 2
+    with server.client() as api:
+        assert api.drop(topic).status == 200
+    eventually(lambda: not cold_files(server, topic_id), what="no files of a dropped topic")
+    verdict = verify(str(elsewhere / "s"), deep=True, running=False)
+    assert verdict.clean, verdict.problems
+    (kept,) = [found for found in Folder(str(elsewhere / "s")).topics if found.name == topic]
+    assert kept.count == RECORDS
+    (listed,) = json.loads(snapshot("ls", "--json"))
+    assert listed["own_bytes"] > sum(link.stat().st_size for link in links)
+    snapshot("rm", "s")
+    assert not list((cold_of(server) / "snapshots").iterdir())
 
 
 def test_killed_and_started_again(start: Start, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from topics.storage.manifest import (
     Manifest,
     decode_manifest,
     encode_manifest,
+    unfinished_restore,
 )
 
 LOCK_NAME = "LOCK"
@@ -128,10 +129,7 @@ class DataDir:
         manifest = read_manifest(self.path)
         if manifest is None:
             if os.path.exists(os.path.join(self.path, RESTORE_NOTE)):
-                raise StartRefused(
-                    f"{self.path} holds a restore that was not finished: go on with it by the same command, `topics "
-                    "backup restore`, or empty the folder"
-                )
+                raise StartRefused(unfinished_restore(self.path))
             if _holds_data(self.path):
                 raise StartRefused(
                     f"{self.path} holds data but no {MANIFEST_NAME}, which says how to read it: restore that "

@@ -106,7 +106,7 @@ def _read_note(data_dir: str) -> Note | None:
     try:
         with open(os.path.join(data_dir, RESTORE_NOTE), "rb") as source:
             return msgspec.json.decode(source.read(), type=Note)
-    except msgspec.DecodeError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
@@ -123,7 +123,7 @@ class _Restoring:
         summary, disk = self._backup.summary, self._disk
         note_path = self._path(RESTORE_NOTE)
         if not os.path.exists(self._path(MANIFEST_NAME)):  # else only the note was left to be removed
-            if not os.path.exists(note_path):
+            if _read_note(self._data_dir) != note:  # none, or that of another which got no further than that
                 disk.write_whole(note_path, msgspec.json.encode(note) + b"\n")
             layout = summary.layout
             for shard in range(note.shards):

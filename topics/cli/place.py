@@ -61,7 +61,10 @@ def folder_name(data_dir: str | None, ctx: click.Context | None = None) -> str:
         return named
     ctx = ctx or click.get_current_context(silent=True)
     file = (ctx.meta.get(_CONFIG) if ctx else None) or os.environ.get("TOPICS_CONFIG")
-    return (_configured(file) if file else None) or settings.Settings().data_dir
+    try:
+        return (_configured(file) if file else None) or settings.Settings().data_dir
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from None
 
 
 def _configured(file: str) -> str | None:

@@ -1,8 +1,9 @@
 """`topics snapshot`: stable views of a data folder for long jobs, made while the server runs.
 
 Sealed segments and finished log files are hard links, so a snapshot of any size takes moments and at first no space;
-the tail is copied. What the server drops later stays on the disk until the snapshot is removed. A snapshot is made
-under a temporary name: one that is listed is whole. The server is not asked and does not notice.
+the tail is copied. What the server drops later stays on the disk until the snapshot is removed. Segments of the cold
+tier are linked on its own disk, in `<cold>/snapshots`. A snapshot is made under a temporary name: one that is listed is
+whole. The server is not asked and does not notice.
 
 Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command was not understood.
 """
@@ -10,10 +11,12 @@ Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command w
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import click
@@ -24,7 +27,7 @@ from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.holdings import Holding, holdings
 from topics.folder.view import Folder
-from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, encode_manifest
+from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, encode_manifest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TRIES = 5
@@ -42,6 +45,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     linked_files: int
     copied_bytes: int
+    cold: str | None = None  # where its segments of the cold tier are, if they could not be linked here
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +156,13 @@ def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
             path = os.path.join(place, name)
             if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
                 fail(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
+            note = _read_note(path)
             # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
-            os.unlink(os.path.join(path, MANIFEST_NAME))
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, MANIFEST_NAME))
+            if note is not None and note.cold is not None:
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(note.cold)
             for entry in os.listdir(path):
                 if entry != SNAPSHOT_NOTE:
                     whole = os.path.join(path, entry)
@@ -168,11 +177,18 @@ def make(data_dir: str, place: str, name: str) -> Snapshot:
         raise TopicsError(f"there is a snapshot {name} in {place} already: choose another name, or remove it")
     work = os.path.join(place, f"{name}{_UNFINISHED}")
     folder = Folder(data_dir)
+    apart = _apart(folder.files, final)
+
+    def clear() -> None:
+        shutil.rmtree(work, ignore_errors=True)
+        if apart is not None:
+            shutil.rmtree(apart, ignore_errors=True)
+
     for attempt in range(_TRIES):
-        shutil.rmtree(work, ignore_errors=True)  # of a try that was cut off
+        clear()  # of a try that was cut off
         os.makedirs(work, mode=0o750)
         try:
-            made = _fill(folder, work, name)
+            made = _fill(folder, work, name, apart)
             os.rename(work, final)
             return made
         except FileNotFoundError as exc:
@@ -181,27 +197,40 @@ def make(data_dir: str, place: str, name: str) -> Snapshot:
                 raise TopicsError(f"{exc.filename}: files go faster than they can be linked; try again") from None
             folder.look()
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            clear()
             raise
     raise AssertionError("unreachable")
 
 
-def _fill(folder: Folder, work: str, name: str) -> Snapshot:
+def _apart(files: Files, final: str) -> str | None:
+    """Where on the disk of the cold tier its segments are linked, if there is one."""
+    cold = dict(files.roots()).get("cold")
+    if cold is None:
+        return None
+    final = os.path.abspath(final)
+    whose = hashlib.sha256(final.encode()).hexdigest()[:8]  # two places may have snapshots of one name
+    return os.path.join(os.path.abspath(cold), "snapshots", f"{os.path.basename(final)}-{whose}")
+
+
+def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
     linked = copied = 0
-    kept_cold = False
+    cold: str | None = None
     for holding in holdings(folder):
         tier, path, _ = folder.files.find(holding.file)
         target = os.path.join(work, holding.file)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if holding.bytes is None and _link(path, target):
             linked += 1
-        elif holding.bytes is None and tier == "cold":
-            kept_cold = True  # it is on another disk, and has left the one that fills up: read it where it is
+        elif holding.bytes is None and tier == "cold" and apart is not None and _link_apart(path, apart, holding):
+            linked += 1
+            cold = apart
         else:
             copied += _copy(path, target, holding)
     manifest = folder.files.manifest
     # A shard that has not written anything has no folder, and needs none.
-    _write(os.path.join(work, MANIFEST_NAME), encode_manifest(_manifest(manifest, folder.files, kept_cold)))
+    _write(
+        os.path.join(work, MANIFEST_NAME), encode_manifest(msgspec.structs.replace(manifest, cold=cold, cold_id=None))
+    )
     visible = [topic for topic in folder.topics if not topic.internal]
     made = Snapshot(
         name=name,
@@ -211,14 +240,17 @@ def _fill(folder: Folder, work: str, name: str) -> Snapshot:
         records=sum(topic.count for topic in visible),
         linked_files=linked,
         copied_bytes=copied,
+        cold=cold,
     )
     _write(os.path.join(work, SNAPSHOT_NOTE), msgspec.json.encode(made) + b"\n")
     return made
 
 
-def _manifest(manifest: Manifest, files: Files, kept_cold: bool) -> Manifest:
-    cold = dict(files.roots()).get("cold") if kept_cold else None
-    return msgspec.structs.replace(manifest, cold=None if cold is None else os.path.abspath(cold))
+def _link_apart(path: str, apart: str, holding: Holding) -> bool:
+    """It has left the disk that fills up, and is not copied back to it."""
+    target = os.path.join(apart, holding.file)
+    os.makedirs(os.path.dirname(target), mode=0o750, exist_ok=True)
+    return _link(path, target)
 
 
 def _link(path: str, target: str) -> bool:
@@ -251,13 +283,19 @@ def listed(place: str) -> list[Listed]:
         path = os.path.join(place, name)
         if name.endswith(_UNFINISHED):
             continue
-        try:
-            with open(os.path.join(path, SNAPSHOT_NOTE), "rb") as file:
-                note = msgspec.json.decode(file.read(), type=Snapshot)
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-            continue
-        found.append(Listed(snapshot=note, path=path, own_bytes=_own_bytes(path)))
+        note = _read_note(path)
+        if note is not None:
+            own = _own_bytes(path) + (0 if note.cold is None else _own_bytes(note.cold))
+            found.append(Listed(snapshot=note, path=path, own_bytes=own))
     return found
+
+
+def _read_note(path: str) -> Snapshot | None:
+    try:
+        with open(os.path.join(path, SNAPSHOT_NOTE), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Snapshot)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
 
 
 def _own_bytes(path: str) -> int:

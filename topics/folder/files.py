@@ -21,7 +21,14 @@ from topics.folder.batch import Batch
 from topics.storage.columns import Columns
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import decode_frame
-from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, Manifest, decode_manifest
+from topics.storage.manifest import (
+    MANIFEST_NAME,
+    RESTORE_NOTE,
+    SNAPSHOT_NOTE,
+    Manifest,
+    decode_manifest,
+    unfinished_restore,
+)
 from topics.storage.paths import index_path
 from topics.storage.segment import (
     SegmentIndex,
@@ -69,6 +76,8 @@ class Files:
             with reading(path), open(path, "rb") as file:
                 self.manifest = decode_manifest(file.read(), path=path)
         except FileNotFoundError:
+            if os.path.exists(os.path.join(self.data_dir, RESTORE_NOTE)):
+                raise FormatError(unfinished_restore(self.data_dir)) from None
             what = "is no data folder" if os.path.isdir(self.data_dir) else "does not exist or is no folder"
             raise FormatError(
                 f"{self.data_dir}: {what} of topics ({MANIFEST_NAME} is missing): name the folder that the server "

@@ -31,7 +31,7 @@ from topics.folder.files import Files
 from topics.folder.shardmending import ShardPlan, mend_shard
 from topics.storage.config import owner_of_id
 from topics.storage.format import FORMAT_VERSION
-from topics.storage.manifest import COLD_NOTE, MANIFEST_NAME, Manifest, encode_manifest
+from topics.storage.manifest import COLD_NOTE, MANIFEST_NAME, RESTORE_NOTE, Manifest, encode_manifest
 from topics.storage.paths import index_path, parse_numbered, shard_dir
 from topics.storage.routers import ROUTERS_MAGIC, decode_rules, routers_path
 from topics.storage.snapshot import decode_snapshot, decode_topic, with_header
@@ -76,7 +76,9 @@ def plan(data_dir: str, *, now_ms: int, progress: Progress = lambda _: None) -> 
         _mend_manifest(data_dir, found)
         return found
     except FormatError:
-        if os.path.exists(os.path.join(data_dir, MANIFEST_NAME)) or not os.path.isdir(os.path.join(data_dir, "wal")):
+        if not os.path.isdir(os.path.join(data_dir, "wal")):
+            raise
+        if any(os.path.exists(os.path.join(data_dir, name)) for name in (MANIFEST_NAME, RESTORE_NOTE)):
             raise
         _mend_manifest(data_dir, found)
         return found

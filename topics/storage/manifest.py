@@ -36,5 +36,13 @@ def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERS
     return manifest
 
 
+def unfinished_restore(path: str) -> str:
+    """What is said of a folder with RESTORE_NOTE and without a manifest."""
+    return (
+        f"{path} holds a restore that was not finished: go on with it by the same command, `topics backup restore`, or "
+        "empty the folder"
+    )
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(manifest) + b"\n"
