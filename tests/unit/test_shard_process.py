@@ -1,0 +1,220 @@
+"""The shard process without a process around it: how it starts, moves to another shard count, and ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import trio
+from model import Record, Shard, Stored
+from test_engine_faults import FaultyDisk
+
+from topics.actors.link import Link
+from topics.errors import DiskFull
+from topics.settings import Settings
+from topics.shm.counters import ROW_WORDS, Word
+from topics.storage.config import TopicConfig
+from topics.storage.paths import shard_dir
+from topics.walshard import process
+
+
+class Refused(Exception):
+    """The role called fail()."""
+
+
+class Row:
+    def __init__(self) -> None:
+        self.words = [0] * ROW_WORDS
+
+    def __getitem__(self, word: int) -> int:
+        return self.words[word]
+
+
+class Life:
+    """One life of a shard process on a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        disk: FaultyDisk,
+        *,
+        index: int = 0,
+        shards: int = 1,
+        layout: int = 1,
+        old: tuple[int, int] | None = None,
+        links: dict[str, Link] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.logged: list[str] = []
+
+        def log(event: str, **fields: object) -> None:
+            self.logged.append(f"{event} {fields}")
+
+        def fail(reason: str) -> NoReturn:
+            raise Refused(reason)
+
+        rows = {f"shard-{number}": Row() for number in range(shards)}
+        row = rows[f"shard-{index}"]
+        row.words[Word.GENERATION] = 1
+        self.context: Any = SimpleNamespace(
+            settings=Settings(data_dir=os.fspath(folder), **settings),
+            index=index,
+            shards=shards,
+            layout=layout,
+            old_layout=None if old is None else old[0],
+            old_shards=None if old is None else old[1],
+            cold=None,
+            links=links or {},
+            row=row,
+            board=SimpleNamespace(row=rows.__getitem__, rows=lambda: list(rows.values())),
+            recovering=lambda permille: None,
+            fail=fail,
+            log=SimpleNamespace(debugging=False, info=log, warning=log, error=log),
+        )
+        self.disk = disk
+
+    def begin(self) -> process.Shard:
+        self.shard = process.Shard(self.context)
+        self.shard._disk = self.disk
+        self.shard.recover()
+        return self.shard
+
+    def end(self) -> None:
+        """As a kill would."""
+        shard = getattr(self, "shard", None)
+        for part in ("_mover", "_syncer"):
+            if hasattr(shard, part):
+                getattr(shard, part).close()
+        self.disk.close_all()
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyDisk]:
+    disk = FaultyDisk()
+    yield disk
+    disk.close_all()
+
+
+def records(count: int) -> list[Record]:
+    return [Record(b"%d" % number) for number in range(count)]
+
+
+def kept(folder: Path, names: list[str]) -> dict[str, list[Stored]]:
+    shard = Shard(folder, segment_max_events=10)
+    found = {name: shard.everything(name) for name in names}
+    shard.crash()
+    return found
+
+
+# --- another number of shards ------------------------------------------------------------------------
+
+NAMES = [f"t{number}" for number in range(6)]
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> dict[str, list[Stored]]:
+    """What one shard of layout 1 left: some in segments, some in its log."""
+    shard = Shard(tmp_path, segment_max_events=10)
+    for name in NAMES:
+        shard.append(name, records(7), config=TopicConfig(durability="fsync", durable=True))
+    shard.flush(NAMES[0])
+    shard.checkpoint()
+    for name in NAMES:
+        shard.append(name, records(25))
+    found = {name: shard.everything(name) for name in NAMES}
+    shard.crash()
+    return found
+
+
+def move(tmp_path: Path, disk: FaultyDisk, index: int) -> Life:
+    return Life(tmp_path, disk, index=index, shards=2, layout=2, old=(1, 1), segment_max_events=10)
+
+
+@pytest.mark.parametrize("call", ["create", "write", "write_whole"])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_a_move_without_space_is_given_up_and_the_old_layout_is_whole(
+    tmp_path: Path, disk: FaultyDisk, old: dict[str, list[Stored]], call: str, skip: int
+) -> None:
+    """Whichever flush it is: the shard may not say that it is ready."""
+    life = move(tmp_path, disk, 0)
+    left = skip + (call == "write") + (call == "create")  # after the log's own
+
+    def full(now: str) -> Exception | None:
+        nonlocal left
+        left -= now == call
+        return DiskFull("no space") if now == call and left < 0 else None
+
+    disk.when = full
+    with pytest.raises(DiskFull):
+        life.begin()
+    life.end()
+    assert kept(tmp_path, NAMES) == old
+    disk.well()
+    for index in (0, 1):
+        again = move(tmp_path, disk, index)
+        moved = again.begin()._engine.topics
+        assert {name: moved[name].count for name in moved} == {name: len(old[name]) for name in moved}
+        again.end()
+
+
+def test_a_move_without_a_snapshot_is_given_up_too(
+    tmp_path: Path, disk: FaultyDisk, old: dict[str, list[Stored]]
+) -> None:
+    life = move(tmp_path, disk, 1)
+    disk.when = lambda call: (
+        DiskFull("no space") if call == "write_whole" and not life.shard._engine.wal.older else None
+    )
+    with pytest.raises(DiskFull, match="snapshot"):
+        life.begin()
+    life.end()
+    assert kept(tmp_path, NAMES) == old
+
+
+def test_a_move_without_space_says_so_and_is_not_tried_again(
+    tmp_path: Path, disk: FaultyDisk, old: dict[str, list[Stored]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interval = sys.getswitchinterval()
+    life = move(tmp_path, disk, 0)
+    disk.when = lambda call: DiskFull("no space") if call == "write_whole" else None
+    monkeypatch.setattr(process, "Disk", lambda: disk)
+    try:
+        with pytest.raises(Refused, match="no space"):
+            trio.run(process.run, life.context)
+    finally:
+        sys.setswitchinterval(interval)
+    assert any("shard count" in line for line in life.logged)
+
+
+def test_files_of_the_old_layout_stay_until_the_new_one_counts(
+    tmp_path: Path, disk: FaultyDisk, old: dict[str, list[Stored]]
+) -> None:
+    """A shard that has done its part waits for the others: what goes meanwhile may be needed to go back."""
+    for index in (0, 1):
+        life = move(tmp_path, disk, index)
+        shard = life.begin()
+        for topic in shard._engine.topics.values():
+            topic.delete_before(topic.head_seq + 1)  # what is too old goes like this, and leaves nothing in the log
+        shard._mover.checkpoint()
+        shard._mover.wait()
+        life.end()
+    assert kept(tmp_path, NAMES) == old
+
+
+def test_and_go_when_it_does(tmp_path: Path, disk: FaultyDisk, old: dict[str, list[Stored]]) -> None:
+    life = move(tmp_path, disk, 0)
+    shard = life.begin()
+    shard._layout_committed()
+    assert all(name.startswith("00000002-") for name in os.listdir(shard_dir(os.fspath(tmp_path), 0)))
+    topic = next(iter(shard._engine.topics.values()))
+    segments = [segment.path for segment in topic.segments]
+    topic.delete_before(topic.head_seq + 1)
+    shard._mover.checkpoint()
+    shard._mover.wait()
+    life.end()
+    assert segments
+    assert not any(os.path.exists(path) for path in segments)
