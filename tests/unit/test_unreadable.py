@@ -215,3 +215,73 @@ def test_a_start_expires_what_it_can(shard: Shard) -> None:
     shard.wall.pass_ms(400)
     shard.restart()
     assert shard.report("t").earliest_seq == 11
+
+
+# --- deletes ---
+
+
+def visible(shard: Shard, from_seq: int) -> tuple[Any, ...]:
+    topic = shard.topic("t")
+    report = shard.report("t")
+    flags = [bytes(row.flags or b"") for row in topic.rows]
+    stored = shard.diff("t", from_seq).stored
+    return report.count, report.bytes, report.earliest_seq, report.removals, flags, stored, shard.engine.wal.written_lsn
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("delete", [{"before_seq": 5}, {"tag": "x"}, {"tag": "x", "prefix": True, "before_seq": 60}])
+def test_a_delete_that_cuts_it_changes_nothing(shard: Shard, cause: str, delete: dict[str, Any]) -> None:
+    shard.put("t", TopicConfig())
+    for _ in range(6):
+        batch = records(10)
+        batch[3] = Record(b"1003", tag="x")
+        shard.append("t", batch)
+    shard.flush("t")
+    shard.append("t", records(1))
+    shard.checkpoint()
+    gate = spoil(shard, cause)
+    before = visible(shard, 40)
+    for _ in range(2):
+        assert error_of(lambda: shard.delete("t", **delete)).status == 500
+        shard.engine.fetcher.wait()
+        assert visible(shard, 40) == before
+    shard.restart(gate if cause == "rot" else None)
+    assert visible(shard, 40)[:4] == before[:4]
+    if cause == "cold disk":
+        assert shard.delete("t", **delete).deleted == (4 if "tag" not in delete else 6)
+    else:
+        assert shard.delete("t", before_seq=11).deleted == 10, "all of it can go"
+
+
+def test_an_ack_that_cuts_it_changes_nothing(shard: Shard) -> None:
+    shard.put("t", TopicConfig(type="queue"))
+    for _ in range(3):
+        shard.append("t", records(10))
+    shard.flush("t")
+    shard.checkpoint()
+    spoil(shard, "rot")
+    topic = shard.topic("t")
+
+    def ack(*seqs: int) -> messages.JobsCompleted:
+        head = messages.CompleteJobs("t", topic.id, list(seqs), True, 0, 0)
+        answer: messages.JobsCompleted = shard.call(Op.COMPLETE_JOBS, head)
+        return answer
+
+    before = visible(shard, 10)
+    assert error_of(lambda: ack(3, 15)).status == 500
+    assert visible(shard, 10) == before
+    assert ack(15).live == 29
+    assert ack(*range(1, 11)).live == 19
+    shard.restart()
+    assert [stored.seq for stored in shard.everything("t")] == [*range(11, 15), *range(16, 31)]
+
+
+def test_a_delete_of_what_has_rotted_since_is_repeated_by_a_start(shard: Shard) -> None:
+    fill(shard, TopicConfig(), count=40, tag="x")
+    assert shard.delete("t", before_seq=5).deleted == 4
+    front = shard.topic("t").rows.front()
+    shard.crash()
+    flip(shard, front)
+    shard.open()
+    report = shard.report("t")
+    assert (report.count, report.earliest_seq, report.bytes) == (37, 5, 37 * SIZE)

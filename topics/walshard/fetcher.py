@@ -11,7 +11,7 @@ to that all the same, it is read in place: a cap is exact at any time.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from topics import limits
@@ -19,7 +19,7 @@ from topics.storage.columns import Columns
 from topics.walshard.cache import BatchCache
 from topics.walshard.rows import Row
 from topics.walshard.segments import Segment
-from topics.walshard.topic import Topic
+from topics.walshard.topic import Topic, record_sizes
 from topics.walshard.worker import Worker
 
 _THREADS = 4
@@ -54,11 +54,13 @@ def window(topic: Topic, cache: BatchCache, *, first: Row, records: int, size: i
     return Away(rows)
 
 
-def need_sizes(rows: Iterable[Row], cache: BatchCache) -> None:
-    """Before something changes that needs the sizes of these rows' records."""
+def need_sizes(rows: Sequence[Row], cache: BatchCache) -> None:
+    """Before something changes that needs the sizes of these rows' records: what can't be read is an error now."""
     missing = [row for row in rows if row.sizes is None and cache.away(row)]
     if missing:
         raise Away(missing, measures=True)
+    for row in rows:
+        row.sizes = record_sizes(row)
 
 
 class _Flight:

@@ -279,7 +279,7 @@ class Jobs:
         """Delete jobs that were acked or moved away. One write for the events and the delete."""
         topic = self._queue(request.topic, request.topic_id)
         seqs = sorted(seq for seq in request.seqs if topic.is_live(seq))
-        need_sizes(topic.rows_cut_by(seqs), self._cache)
+        need_sizes(topic.rows_cut_by(seqs), self._cache)  # they stay: more of the same batches will follow
         commit = self._commit
         commit.write()
         frame = b""
@@ -297,7 +297,7 @@ class Jobs:
             commit.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self._now_ms(), body=frame)
         if not commit.write():
             raise commit.failure
-        deleted = topic.delete_seqs(seqs, keep_sizes=True)
+        deleted = topic.delete_seqs(seqs)
         topic.completed += deleted
 
         def answer(fsync_us: int) -> bytes:

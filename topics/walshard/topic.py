@@ -269,20 +269,20 @@ class Topic:
         self.deleted_total += deleted
         return deleted
 
-    def delete_seqs(self, seqs: Iterable[int], *, keep_sizes: bool = False) -> int:
-        """These seqs (ascending), as far as they are live. keep_sizes: more of the same batches will follow."""
+    def delete_seqs(self, seqs: Iterable[int]) -> int:
+        """These seqs (ascending), as far as they are live."""
         deleted = 0
         row: Row | None = None
         indexes: list[int] = []
         for seq in seqs:
             if row is None or not row.first <= seq <= row.last:
                 if row is not None and indexes:
-                    deleted += self._delete_in(row, indexes, keep_sizes=keep_sizes)
+                    deleted += self._delete_in(row, indexes)
                 row, indexes = self.rows.find(seq), []
             if row is not None and row.live and row.is_live(seq - row.first):
                 indexes.append(seq - row.first)
         if row is not None and indexes:
-            deleted += self._delete_in(row, indexes, keep_sizes=keep_sizes)
+            deleted += self._delete_in(row, indexes)
         self.trim_front()
         self.deleted_total += deleted
         return deleted
@@ -306,7 +306,7 @@ class Topic:
         row = self.rows.find(seq)
         return row is not None and row.live > 0 and row.is_live(seq - row.first)
 
-    def _delete_in(self, row: Row, indexes: list[int], *, keep_sizes: bool = False) -> int:
+    def _delete_in(self, row: Row, indexes: list[int]) -> int:
         for index in indexes:
             row.mark_deleted(index)
         row.rendered = None
@@ -314,8 +314,6 @@ class Topic:
             self.pipe.deleted.update(self.pipe.sources_of(row, indexes))
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
-        if keep_sizes and row.sizes is None and len(indexes) < row.live:
-            row.sizes = record_sizes(row)
         self.remove(row, indexes, sizes=row.sizes)
         return len(indexes)
 
