@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def test_publish(house: House, client: WsClient) -> None:
         {**shown, "request_id": "p", "first_seq": 3, "last_seq": 4, "seqs": [3, 4], "head_seq": 4, "count": 2},
         {**shown, "first_seq": 5, "last_seq": 5, "head_seq": 5, "count": 1},
     ]
+
+
+def test_a_meta_of_any_depth_is_answered(house: House, client: WsClient) -> None:
+    for depth in range(900, 1_001):
+        deep = b'{"a":' * depth + b"1" + b"}" * depth
+        command = b'{"op":"publish","topic":"t","records":[{"data":1,"meta":%b}]}' % deep
+        said = talk(house, client, command, {"op": "ping"})
+        assert sorted(ops(said)) in (["ack", "pong"], ["error", "pong"]), depth
 
 
 def test_publish_makes_a_topic(house: House, client: WsClient) -> None:
@@ -500,6 +509,17 @@ def test_fragments(house: House, client: WsClient) -> None:
         client.pipe.inbox += piece
         house.settle()
     assert [one.get("request_id") for one in client.read()] == ["é", None]
+
+
+def test_empty_fragments_take_no_room(house: House, client: WsClient) -> None:
+    raw(house, client, frame(Opcode.TEXT, b'{"op":', fin=False))
+    socket = client.socket
+    for _ in range(10):
+        client.pipe.inbox += frame(Opcode.CONT, b"", fin=False) * 10_000
+        house.settle()
+    assert sys.getsizeof(socket._fragments) < 1_024
+    assert ops(raw(house, client, frame(Opcode.CONT, b'"ping"}'))) == ["pong"]
+    assert socket._fragments is None
 
 
 def test_a_ping_of_the_protocol_is_answered(house: House, client: WsClient) -> None:

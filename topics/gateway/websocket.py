@@ -57,7 +57,7 @@ class Socket:
         self._streams = streams
         self._shards = shards
         self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
-        self._fragments: list[bytes] = []
+        self._fragments: bytearray | None = None  # of a message that goes on
         self._cursors: dict[str, Cursor] = {}
         self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
         self._subscribing = False
@@ -199,14 +199,18 @@ class Socket:
         if self._over or self._refused:
             return
         opcode = frame.opcode
-        if opcode is Opcode.TEXT or (opcode is Opcode.CONT and self._fragments):
+        fragments = self._fragments
+        if opcode is Opcode.TEXT or (opcode is Opcode.CONT and fragments is not None):
             if not frame.fin:
-                self._fragments.append(bytes(frame.data))
+                if fragments is None:
+                    fragments = self._fragments = bytearray()
+                fragments += frame.data
                 return
-            text = bytes(frame.data)
-            if self._fragments:
-                text = b"".join((*self._fragments, text))
-                self._fragments.clear()
+            if fragments is None:
+                text = bytes(frame.data)
+            else:
+                text = b"".join((fragments, frame.data))
+                self._fragments = None
             try:
                 if not text.isascii():
                     text.decode()
