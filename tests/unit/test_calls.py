@@ -478,6 +478,32 @@ def test_one_of_a_run_gave_up_waiting(calls: Calls, shards: list[Shard], monkeyp
     assert shown(entries[0])[0] == 503
 
 
+def test_a_run_that_is_never_answered_is_forgotten(
+    calls: Calls, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the last of it has given up; what is said of it later is said to nobody."""
+    told: list[int] = []
+    calls.on_unasked = lambda shard, message: told.append(messages.unpack_correlation(message)[1])
+    clock = Clock(monkeypatch)
+    entries = [plain(), plain()]
+    entries[1].deadline_ms += 60_000
+    calls.send_plain(run_of(0, *entries))
+    calls.flush()
+    [message] = shards[0].shard.drain()
+    clock.pass_ms(10_000)
+    calls.expire()
+    assert len(calls._runs[0]) == 1
+    clock.pass_ms(60_000)
+    calls.expire()
+    assert calls._runs[0] == {}
+    assert [shown(entry)[0] for entry in entries] == [503, 503]
+    first = messages.unpack_plain(message)[0]
+    shards[0].answer(messages.pack_appended(first, 1, 2, 2, False, False, 0, 0, 2))
+    calls.drain()
+    assert told == [first]
+    assert [shown(entry)[0] for entry in entries] == [503, 503]
+
+
 def test_a_client_that_left_is_not_answered(calls: Calls, shards: list[Shard]) -> None:
     entries = [plain(1), plain(1)]
     entries[0].connection.closed = True

@@ -341,6 +341,10 @@ class Calls:
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
                 pending.pop(correlation).finish(error_response(_unknown_outcome(self._name(shard))))
+            runs = self._runs[shard]
+            over = [first for first, run in runs.items() if all(entry.deadline_ms <= now for entry in run.entries)]
+            for first in over:  # a shard does not answer what it took too late
+                del runs[first]
 
 
 def _share_out(run: PlainRun, pending: dict[int, Pending], correlation: int, message: bytes) -> None:
