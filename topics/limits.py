@@ -13,6 +13,7 @@ MAX_RECORD_BYTES = 1 * MIB  # data + meta: one record can't fill a commit
 MAX_BODY_BYTES = 64 * MIB  # before parsing, and again after gunzip
 MAX_META_BYTES = 16 * KIB
 MAX_META_KEYS = 64
+META_DEPTH = 400  # levels of a meta that are always taken: all who read it go down as deep, and their stacks end
 MAX_TAG_BYTES = 256
 MAX_NODE_BYTES = 128
 MAX_KEY_CHARS = 256  # idempotency_key

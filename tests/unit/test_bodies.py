@@ -200,6 +200,31 @@ def test_the_bounds_of_meta_keys() -> None:
     assert append(nested)
 
 
+def nested(levels: int, *, opens: bytes = b'{"a":', closes: bytes = b"}") -> bytes:
+    return b'{"records":[{"data":1,"meta":{"a":%b1%b}}]}' % (opens * (levels - 1), closes * (levels - 1))
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(b'{"a":', b"}"), (b"[", b"]")])
+def test_the_depth_of_meta(opens: bytes, closes: bytes) -> None:
+    """Whoever reads it goes down as deep, from elsewhere in its stack."""
+
+    def deeper(frames: int, batch: Columns) -> list[bytes | None]:
+        return deeper(frames - 1, batch) if frames else batch.metas()
+
+    def taken(levels: int) -> Columns | None:
+        try:
+            return append(nested(levels, opens=opens, closes=closes))[1]
+        except ApiError:
+            return None
+
+    assert taken(limits.META_DEPTH)
+    error = refused(nested(900, opens=opens, closes=closes))
+    assert (error.code, error.detail) == ("invalid_request", {"field": "meta", "max": limits.META_DEPTH})
+    deepest = [batch for levels in range(limits.META_DEPTH, 900) if (batch := taken(levels)) is not None][-1]
+    assert len(deeper(300, deepest)) == 1
+    assert append(b'{"records":[{"data":1,"meta":{"a":"%b"}}]}' % (b"[{" * 2_000))
+
+
 def test_the_bounds_of_a_key() -> None:
     assert append({"records": [{"data": 1}], "idempotency_key": "k" * limits.MAX_KEY_CHARS})
     assert append({"records": [{"data": 1}], "idempotency_key": "é" * limits.MAX_KEY_CHARS})

@@ -26,24 +26,18 @@ _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 _T = TypeVar("_T")
 
 
-def check_name(name: str, *, what: str = "topic name") -> str:
-    if _NAME.match(name) is None:
+def check_name(name: str, *, what: str = "topic name", known: re.Pattern[str] = _NAME, signs: str = ". _ : -") -> str:
+    if known.match(name) is None:
         shown = name if len(name) <= 64 else name[:61] + "..."
         raise invalid(
-            f"{what} {shown!r} is not valid: 1 to 255 characters, letters, digits and . _ : - only, starting with a "
+            f"{what} {shown!r} is not valid: 1 to 255 characters, letters, digits and {signs} only, starting with a "
             "letter or digit"
         )
     return name
 
 
 def check_router_name(name: str) -> str:
-    if _ROUTER_NAME.match(name) is None:
-        shown = name if len(name) <= 64 else name[:61] + "..."
-        raise invalid(
-            f"router name {shown!r} is not valid: 1 to 255 characters, letters, digits and . _ : - > only, starting "
-            "with a letter or digit"
-        )
-    return name
+    return check_name(name, what="router name", known=_ROUTER_NAME, signs=". _ : - >")
 
 
 class RecordIn(msgspec.Struct, gc=False):
@@ -114,6 +108,7 @@ _delete_decoder = msgspec.json.Decoder(_DeleteIn)
 _config_decoder = msgspec.json.Decoder(ConfigIn)
 _NULL = Raw(b"null")
 _keys_decoder = msgspec.json.Decoder(dict[str, Raw])
+_DEEP = 500  # levels that a meta leaves to those who read it: they stand elsewhere in their stacks
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
@@ -312,6 +307,11 @@ def _check_meta(meta: Raw, settings: Settings) -> int:
         raise invalid("meta must be an object", field="meta")
     if len(raw) > settings.max_meta_bytes:
         raise invalid(f"meta is longer than {settings.max_meta_bytes} bytes", field="meta", max=settings.max_meta_bytes)
+    if raw.count(b"{") + raw.count(b"[") > limits.META_DEPTH:
+        try:
+            msgspec.json.decode(b"%b%b%b" % (b"[" * _DEEP, raw, b"]" * _DEEP), type=Raw)
+        except RecursionError:
+            raise invalid("meta is nested too deeply", field="meta", max=limits.META_DEPTH) from None
     if raw.count(b":") > limits.MAX_META_KEYS and len(_keys_decoder.decode(raw)) > limits.MAX_META_KEYS:
         raise invalid(f"meta has more than {limits.MAX_META_KEYS} keys", field="meta", max=limits.MAX_META_KEYS)
     return len(raw)
