@@ -585,6 +585,7 @@ def refused(shard: PipeShard, topic: str) -> None:
         lambda: shard.append(topic, numbers(1, 1)),
         lambda: shard.delete(topic, before_seq=1),
         lambda: shard.read_raw(topic, 0),
+        lambda: shard.drop(topic, if_empty=True),
     ):
         error = error_of(call)
         assert (error.code, error.retry_after_s) == ("shard_unavailable", 1)

@@ -452,6 +452,8 @@ class Engine:
         self.refresh(topic)
         if request.undo and (topic.head_seq or topic.pending_records or not topic.for_router):
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
+        if request.if_empty and topic.deriving:
+            raise being_rebuilt(topic.name)
         if request.if_empty and (topic.count or topic.pending_records):
             count = topic.count + topic.pending_records
             raise ApiError(
