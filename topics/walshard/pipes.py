@@ -10,6 +10,7 @@ position and copies can't disagree. Rules:
   from the position on, in the same order, into the same seqs; until that is done the topic is not shown to anyone.
   Where that is not possible (the source lost or deleted some meanwhile, or records written directly stand in between)
   the next copy gets a seq above the ceiling, which nobody has ever seen.
+- what could not be logged has not happened: the pipe is as before, and whoever asked is told.
 - what the source lost before it was copied takes as many seqs here, which read as a `source_trim` tombstone.
 
     crash                  what is left                    what happens
@@ -27,11 +28,11 @@ from typing import Any
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, being_rebuilt, topic_not_found
+from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.commit import Commit, ReplyTo
+from topics.walshard.commit import Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies, Pipe
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.fetcher import window
@@ -94,7 +95,14 @@ class Pipes:
             raise _busy()
         if pipe is not None and pipe.source_id != request.source_id:
             # Its router is gone: nothing of it may be made again after what comes now.
-            self._settled(topic, lambda: self._begin(topic, request, reply_to, correlation))
+            def begin() -> None:
+                if topic.dropped:
+                    raise topic_not_found(topic.name)
+                if topic.pipe is not pipe:
+                    raise _busy()  # somebody else was here meanwhile
+                self._begin(topic, request, reply_to, correlation)
+
+            self._settled(topic, self._answering(Op.OPEN_PIPE, reply_to, correlation, begin))
             return None
         if pipe is None:
             self._begin(topic, request, reply_to, correlation)
@@ -103,16 +111,25 @@ class Pipes:
         topic.touched()
         if pipe.ring == request.ring:
             return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
-        pipe.ring = request.ring
+        ring, pipe.ring = pipe.ring, request.ring
+        try:
+            self._opened(topic, pipe, reply_to, correlation)
+        except (ApiError, DiskFull, OSError):
+            pipe.ring = ring
+            raise
         if not pipe.ring:
             topic.hops.clear()
-        self._opened(topic, pipe, reply_to, correlation)
         return None
 
     def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
+        before = topic.pipe
         pipe = topic.pipe = Pipe(request.source_id, request.at, {}, ring=request.ring)
         pipe.flushed_to = pipe.direct = topic.next_seq - 1  # whatever is there was not copied
-        self._opened(topic, pipe, reply_to, correlation)
+        try:
+            self._opened(topic, pipe, reply_to, correlation)
+        except (ApiError, DiskFull, OSError):
+            topic.pipe = before
+            raise
 
     def _opened(self, topic: Topic, pipe: Pipe, reply_to: ReplyTo, correlation: int) -> None:
         """Logged: a restart must know that the topic holds copies, before the first snapshot says so."""
@@ -137,26 +154,53 @@ class Pipes:
 
         def close() -> None:
             if topic.dropped or request.keep:
-                self._answer(reply_to, answer(0))
+                reply_to.send_always(answer(0))
                 return
-            topic.pipe = None
-            self._log(topic)
+            if topic.pipe is pipe:
+                topic.pipe = None
+                try:
+                    self._log(topic)
+                except (ApiError, DiskFull, OSError):
+                    topic.pipe = pipe
+                    raise
             self._commit.wait_for_sync(reply_to, answer)
 
-        self._settled(topic, close)
+        self._settled(topic, self._answering(Op.CLOSE_PIPE, reply_to, correlation, close))
         return None
+
+    @staticmethod
+    def _answering(op: Op, reply_to: ReplyTo, correlation: int, then: Callable[[], None]) -> Callable[[], None]:
+        """For what the mover calls back: nobody above it would tell whoever asked."""
+
+        def call() -> None:
+            try:
+                then()
+            except (ApiError, DiskFull, OSError) as error:
+                failure = error if isinstance(error, ApiError) else write_failed(error)
+                reply_to.send_always(messages.pack_failure(op, correlation, failure))
+
+        return call
 
     def _settled(self, topic: Topic, then: Callable[[], None]) -> None:
         """Go on when every copy is in a segment that a snapshot names."""
         pipe = topic.pipe
         assert pipe is not None
-        if pipe.deriving:  # its source is gone: what could not be made again by now never will
-            self._derived(topic, pipe)
-            self._commit.skip_to(topic, topic.ceiling, trimmed=True)
+        if pipe.deriving:  # its source is gone
+            self._give_up(topic, pipe, trimmed=True)
         if topic.has_copies or pipe.pending or pipe.saved_at != pipe.at:
             self.settle(topic, then)
         else:
             then()
+
+    def _give_up(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
+        """What was not made again by now never will be."""
+        self._derived(topic, pipe)
+        try:
+            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed)
+        except (ApiError, DiskFull, OSError):
+            pipe.deriving = True
+            self.deriving.add(topic.id)
+            raise
 
     def _derived(self, topic: Topic, pipe: Pipe) -> None:
         pipe.deriving = False
@@ -170,11 +214,6 @@ class Pipes:
         self._commit.stage_topic(topic, self._now_ms())
         self._commit.write_control()
         topic.touched()
-
-    @staticmethod
-    def _answer(reply_to: ReplyTo, message: bytes | None) -> None:
-        if message is not None:
-            reply_to.send_always(message)
 
     def _list(self, request: messages.ListPipes, reply_to: ReplyTo, correlation: int) -> bytes:
         rows = [
@@ -200,8 +239,7 @@ class Pipes:
         if request.count:
             self._check_room(topic, request.count, request.size)
         if pipe.deriving and not request.complete:
-            self._derived(topic, pipe)
-            self._commit.skip_to(topic, topic.ceiling, trimmed=request.lost > 0)
+            self._give_up(topic, pipe, trimmed=request.lost > 0)
         elif request.lost:
             self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
         if not request.count:

@@ -1,0 +1,179 @@
+"""A pipe that could not be logged: nothing has happened, whoever asked is told, and the shard goes on."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from model import Record, error_of
+from pipeshard import Forwarder, PipeShard, numbers
+from test_engine_faults import FaultyDisk, fill
+
+from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import ApiError, DiskFull
+from topics.storage.config import TopicConfig
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 2_000)
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def shard(tmp_path: Path, disk: FaultyDisk) -> PipeShard:
+    shard = PipeShard(tmp_path, disk=disk, wal_file_bytes=65_536)
+    for name in ("s", "other", "d"):
+        shard.put(name, TopicConfig())
+    return shard
+
+
+def no_new_log_files(disk: FaultyDisk) -> None:
+    """There is room for a snapshot, and none for a log file."""
+    disk.when = lambda call: DiskFull("no space") if call == "create" else None
+
+
+FAULTS: list[Callable[[FaultyDisk], None]] = [FaultyDisk.full, FaultyDisk.broken]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pipe_that_could_not_be_logged_is_none(
+    shard: PipeShard, disk: FaultyDisk, fault: Callable[[FaultyDisk], None]
+) -> None:
+    """Opened again, it is logged: after a kill the copies that readers saw keep their seqs."""
+    fault(disk)
+    error_of(lambda: shard.open_pipe("s", "d"))
+    assert shard.ask(Op.LIST_PIPES, messages.ListPipes()).rows == []
+    disk.well()
+    shard.append("s", numbers(1, 3))
+    Forwarder(shard, "s", "d").pump()
+    seen = shard.seqs("d")
+    assert len(seen) == 3
+    shard.restart()
+    assert shard.topic("d").deriving
+    assert error_of(lambda: shard.append("d", numbers(9, 1))).code == "shard_unavailable"
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == seen
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_ring_that_could_not_be_logged_is_asked_for_again(
+    shard: PipeShard, disk: FaultyDisk, fault: Callable[[FaultyDisk], None]
+) -> None:
+    shard.open_pipe("s", "d")
+    fault(disk)
+    error_of(lambda: shard.open_pipe("s", "d", ring=True))
+    disk.well()
+    shard.open_pipe("s", "d", ring=True)
+    shard.restart()
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    assert pipe.ring
+
+
+def settling(shard: PipeShard, disk: FaultyDisk) -> None:
+    """The pipe's copies are in segments that no snapshot names yet, and the log has no room for what comes then."""
+    shard.open_pipe("s", "d")
+    shard.forward("s", "d", numbers(1, 5))
+    shard.flush("d")
+    no_new_log_files(disk)
+    fill(shard, "other")
+
+
+def test_a_close_that_could_not_be_logged_is_answered(shard: PipeShard, disk: FaultyDisk) -> None:
+    settling(shard, disk)
+    before = shard.everything("d")
+    assert error_of(lambda: shard.close_pipe("s", "d")).code == "storage_full"
+    assert len(shard.ask(Op.LIST_PIPES, messages.ListPipes()).rows) == 1
+    disk.well()
+    assert shard.close_pipe("s", "d").at == 5
+    shard.restart()
+    assert shard.topic("d").pipe is None
+    assert shard.everything("d") == before
+
+
+def test_another_source_that_could_not_be_logged_is_answered(shard: PipeShard, disk: FaultyDisk) -> None:
+    settling(shard, disk)
+    assert error_of(lambda: shard.open_pipe("other", "d", 50)).code == "storage_full"
+    (row,) = shard.ask(Op.LIST_PIPES, messages.ListPipes()).rows
+    assert row.source_id == shard.id_of("s")
+    disk.well()
+    assert shard.open_pipe("other", "d", 50).at == 50
+    shard.restart()
+    assert shard.open_pipe("other", "d").at == 50
+
+
+def test_a_bad_disk_when_the_mover_is_done(shard: PipeShard, disk: FaultyDisk) -> None:
+    shard.open_pipe("s", "d")
+    shard.forward("s", "d", numbers(1, 5))
+    shard.flush("d")
+    disk.when = lambda call: OSError(errno.EIO, "bad sector") if call == "write" else None
+    assert error_of(lambda: shard.close_pipe("s", "d")).code == "internal"
+    disk.well()
+    assert shard.close_pipe("s", "d").at == 5
+
+
+# --- who comes while the mover is at work ------------------------------------------------------------
+
+
+def begun(shard: PipeShard) -> int:
+    """Another source is to begin when the copies of the first are safe."""
+    shard.open_pipe("s", "d")
+    shard.forward("s", "d", numbers(1, 5))
+    head = messages.OpenPipe("d", shard.id_of("d"), shard.id_of("other"), 50, ["r"], False)
+    return shard.send(Op.OPEN_PIPE, head)
+
+
+def test_a_topic_that_is_dropped_meanwhile_stays_dropped(shard: PipeShard) -> None:
+    sent = begun(shard)
+    shard.drop("d")
+    shard.work()
+    error = shard.outcome(sent)
+    assert isinstance(error, ApiError)
+    assert error.code == "topic_not_found"
+    shard.restart()
+    assert "d" not in shard.engine.topics
+
+
+def test_a_pipe_that_was_begun_meanwhile_is_not_begun_again(shard: PipeShard) -> None:
+    """Two that ask for the same, as a router that was restarted does: the second may not set the first back."""
+    first = begun(shard)
+    head = messages.OpenPipe("d", shard.id_of("d"), shard.id_of("other"), 50, ["r"], False)
+    second = shard.send(Op.OPEN_PIPE, head)
+    close = shard.send(Op.CLOSE_PIPE, messages.ClosePipe("d", shard.id_of("d"), shard.id_of("s"), False))
+    shard.work()
+    assert shard.outcome(first).at == 50
+    assert shard.outcome(second).code == "throttled"
+    assert shard.outcome(close).at == 5
+    (row,) = shard.ask(Op.LIST_PIPES, messages.ListPipes()).rows
+    assert row.source_id == shard.id_of("other")
+
+
+# --- copies that are made again ----------------------------------------------------------------------
+
+
+def test_copies_are_not_given_up_before_their_seqs_are(shard: PipeShard, disk: FaultyDisk) -> None:
+    """The source is not what it was: the next copy gets a seq that nobody has seen, also after a write that failed."""
+    shard.append("s", numbers(1, 3))
+    Forwarder(shard, "s", "d").pump()
+    seen = shard.seqs("d")
+    shard.restart(disk)
+    shard.open_pipe("s", "d")
+    disk.full()
+    new = [Record(b'"new"')]
+    error_of(lambda: shard.forward("s", "d", new, complete=False))
+    error_of(lambda: shard.close_pipe("s", "d"))
+    assert error_of(lambda: shard.diff("d")).code == "shard_unavailable"
+    disk.well()
+    shard.forward("s", "d", new, complete=False)
+    found = shard.seqs("d")
+    assert list(found.values()) == [b'"new"']
+    assert min(found) > max(seen)
