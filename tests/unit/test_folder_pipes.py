@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import BOOT, examples
 from onlooker import named
-from pipeshard import Forwarder, PipeShard, numbers
+from pipeshard import Forwarder, PipeShard, numbers, rule
 from test_pipes import MOVES, STEP, Graph, Life
 
+from spark_pipeline import schemas, tables
 from topics import limits
 from topics.storage.config import TopicConfig
+from topics.storage.routers import encode_rules, routers_path
 
 
 @pytest.fixture(autouse=True)
@@ -231,6 +233,45 @@ def test_when_the_router_goes_everything_is_on_the_disk(shard: PipeShard) -> Non
         topic = named(looked, "d")
         assert (topic.pipe, topic.disk_seq, topic.count) == (None, 5, 5)
         assert [stored.record.data for stored in stored_records(looked, topic)] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_position_reaches_the_disk_without_a_copy(shard: PipeShard, tmp_path: Path) -> None:
+    """A filter that lets nothing through: the pipe moves, and there is nothing to flush."""
+    filtered = rule(shard, "s", "d", filter=["tag", "Eq", "wanted"])
+    Path(routers_path(str(tmp_path))).write_bytes(encode_rules([filtered]))
+    forwarder = Forwarder(shard, "s", "d", [filtered])
+
+    def lag() -> int:
+        (row,) = tables.rows("routers", newcomer(shard), lambda _: True)
+        return int(dict(zip(dict(schemas.columns("routers")), row, strict=True))["lag"])
+
+    def snapshots() -> int:
+        done = 0
+        while shard.mover.step(quiet=True):
+            shard.mover.wait()
+            done += 1
+            assert done < 10, "it never ends"
+        return done
+
+    forwarder.pump()
+    snapshots()
+    made = 0
+    for _ in range(12):
+        shard.append("s", numbers(1, 1, tag="other"))
+        forwarder.pump()
+        assert lag() > 0
+        shard.wall.pass_ms(20_000)
+        made += snapshots()
+    assert made == 4, "one a minute"
+    shard.wall.pass_ms(60_000)
+    snapshots()
+    assert (lag(), seen(shard).pipe.at) == (0, 12)
+    shard.wall.pass_ms(60_000)
+    assert snapshots() == 0, "nothing has moved"
+    shard.restart()
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    assert pipe.at == 12, "nothing is read again"
 
 
 def test_copies_in_a_capped_topic(shard: PipeShard) -> None:

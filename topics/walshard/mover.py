@@ -41,6 +41,7 @@ _EXPIRE_SOON_MS = 1_000  # where what has expired takes room from others
 _PATIENCE = 5
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 _ARRIVED = 16  # likewise of segments that were copied to the cold tier
+_MOVED_MS = 60_000  # how often pipes that have moved without a copy are worth one
 
 
 class _Job(NamedTuple):
@@ -95,6 +96,7 @@ class Mover:
         self._pipe_flushed = False  # copies are in segments, but no snapshot says so yet
         self._settling: deque[_Settling] = deque()
         self._expire_ms = 0  # when every topic's TTL is next looked at
+        self._moved_ms = 0  # likewise every pipe's position
         self._retry_ms = 0  # after a full disk: not before this
         self._worker = Worker("mover")
         self.event_fd = self._worker.event_fd
@@ -170,12 +172,29 @@ class Mover:
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
+        if self._has_moved():
+            return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
         freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
         if quiet or pressed:
             return freeable > 0 or bool(self._engine.dropped) or dead > 0 or self._pipe_flushed
         return freeable >= _FREEABLE_FILES or self._pipe_flushed
+
+    def _has_moved(self) -> bool:
+        """Now and then: whether a pipe stands elsewhere than on the disk and has no copies that would bring it there.
+        A filter may let nothing through for days."""
+        now = self._engine.clock.now_ms()
+        if now < self._moved_ms:
+            return False
+        self._moved_ms = now + _MOVED_MS
+        return any(
+            topic.pipe is not None
+            and topic.pipe.saved_at != topic.pipe.at
+            and not topic.ephemeral
+            and not topic.has_copies
+            for topic in self._engine.topics.values()
+        )
 
     # --- flush ---------------------------------------------------------------------------------------
 
