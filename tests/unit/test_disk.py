@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,60 @@ def test_no_space_for_a_new_file_leaves_none(
     with pytest.raises(DiskFull):
         disk.create(str(tmp_path / "f"), size=100)
     assert list(tmp_path.iterdir()) == []
+
+
+WAYS = {
+    "make_dir": lambda disk, folder: disk.make_dir(str(folder / "a" / "b")),
+    "create": lambda disk, folder: os.close(disk.create(str(folder / "f"), size=100)),
+    "write_whole": lambda disk, folder: disk.write_whole(str(folder / "f"), b"new"),
+}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        ("make_dir", "mkdir"),
+        ("make_dir", "fsync"),
+        ("create", "open"),
+        ("create", "fsync"),
+        ("write_whole", "open"),
+        ("write_whole", "fsync"),
+        ("write_whole", "replace"),
+    ],
+)
+def test_whichever_call_finds_the_disk_full_it_is_that_and_leaves_nothing(
+    disk: Disk, tmp_path: Path, way: str, call: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = getattr(os, call)
+
+    def full(path: Any, flags: int = os.O_CREAT, *more: Any) -> Any:
+        if call == "open" and not flags & os.O_CREAT:
+            return works(path, flags, *more)
+        raise OSError(code, "full")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(DiskFull):
+            WAYS[way](disk, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    WAYS[way](disk, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_sync_without_space_is_no_full_disk(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it may not go on as if nothing had been written."""
+    fd = disk.create(str(tmp_path / "f"))
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="full"):
+        disk.sync(fd)
+    os.close(fd)
 
 
 def test_other_errors_are_themselves(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

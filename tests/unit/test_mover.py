@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from model import Record, Shard
+from model import QuickDisk, Record, Shard
 
 from topics import limits
 from topics.errors import DiskFull
 from topics.storage.config import TopicConfig
 from topics.storage.paths import shard_dir
 from topics.storage.snapshot import decode_snapshot, decode_topic
+from topics.walshard.disk import Disk
 
 
 @pytest.fixture(autouse=True)
@@ -295,6 +297,53 @@ def test_after_a_full_disk_it_waits_a_while(shard: Shard) -> None:
     shard.wall.pass_ms(60_000)
     assert steps(shard) >= 1
     assert shard.topic("t").tail_rows == 0
+
+
+class RealDisk(QuickDisk):
+    """Makes folders and files as the real one does; only syncs of data are left out."""
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        return self._opened(Disk.create(self, path, size=size))
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        Disk.write_whole(self, path, data)
+
+    def sync_dir(self, path: str) -> None:
+        Disk.sync_dir(self, path)
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "replace", "fsync", "pwrite"])
+def test_a_disk_that_is_full_for_any_call_is_only_waited_for(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Shard(tmp_path, disk=RealDisk(), segment_max_events=10)
+    shard.append("t", records(25))
+    stored = shard.everything("t")
+    works = getattr(os, call)
+
+    def full(path: Any, flags: int = os.O_CREAT, *more: Any) -> Any:
+        if call == "open" and not flags & os.O_CREAT:
+            return works(path, flags, *more)
+        raise OSError(errno.ENOSPC, "full")
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        for _ in range(10):
+            shard.flush("t")
+            shard.checkpoint()
+        assert shard.topic("t").tail_rows
+        assert bool(shard.mover.snapshot_ms) == (call == "mkdir"), "a snapshot needs no new folder"
+        assert descriptors() == before
+    assert shard.everything("t") == stored
+    shard.flush("t")
+    shard.checkpoint()
+    assert shard.topic("t").tail_rows == 0
+    shard.restart()
+    assert shard.everything("t") == stored
 
 
 def _raises(error: Exception) -> Any:

@@ -1,8 +1,8 @@
 """The only place that writes, syncs and renames data files. A test gives the shard a Disk that fails on purpose.
 
-Rules: a short write is a failed write; ENOSPC and EDQUOT are DiskFull and leave nothing that counts; every other error
-goes up. A kill point at each boundary lets a test end the process exactly there: TOPICS_KILL_POINT=name or name:n
-for the n-th time.
+Rules: a short write is a failed write; ENOSPC and EDQUOT are DiskFull and leave nothing that counts, unless sync()
+finds them: what was written before it is in doubt then. Every other error goes up. A kill point at each boundary lets
+a test end the process exactly there: TOPICS_KILL_POINT=name or name:n for the n-th time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from topics import limits
 from topics.actors.datadir import file_mode, folder_mode
@@ -32,6 +33,16 @@ def kill_point(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@contextmanager
+def _needs_space(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(f"no space {what}") from error
+        raise
+
+
 class Disk:
     def make_dir(self, path: str) -> None:
         """Create a folder, its parents and their entries, durably."""
@@ -40,26 +51,32 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
+            made = True
+            with _needs_space(f"for the folder {folder}"):
+                try:
+                    os.mkdir(folder, folder_mode(os.path.dirname(folder)))
+                except FileExistsError:
+                    made = False  # another shard was quicker; its entry is synced here all the same
             try:
-                os.mkdir(folder, folder_mode(os.path.dirname(folder)))
-            except FileExistsError:
-                pass  # another shard was quicker; its entry is synced here all the same
-            self.sync_dir(os.path.dirname(folder))
+                self.sync_dir(os.path.dirname(folder))
+            except DiskFull:
+                if made:
+                    self.remove_empty(folder)  # or the next try would take its entry for durable
+                raise
 
     def create(self, path: str, *, size: int = 0) -> int:
         """A new file, its space reserved and its entry durable; returns the descriptor."""
         mode = file_mode(os.path.dirname(path))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            if size:
-                os.posix_fallocate(fd, 0, size)
-            self.sync_dir(os.path.dirname(path))
-        except OSError as error:
-            os.close(fd)
-            os.unlink(path)
-            if error.errno in _FULL:
-                raise DiskFull(f"no space for {size} bytes at {path}") from error
-            raise
+        with _needs_space(f"for {size} bytes at {path}"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            try:
+                if size:
+                    os.posix_fallocate(fd, 0, size)
+                self.sync_dir(os.path.dirname(path))
+            except BaseException:
+                os.close(fd)
+                os.unlink(path)
+                raise
         return fd
 
     def open(self, path: str, *, write: bool = False) -> int:
@@ -100,7 +117,8 @@ class Disk:
     def sync_dir(self, path: str) -> None:
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            with _needs_space(f"for the entries of {path}"):
+                os.fsync(fd)
         finally:
             os.close(fd)
 
@@ -108,17 +126,19 @@ class Disk:
         """Replace a file: all of the new content or all of the old one, whatever happens."""
         temporary = path + ".tmp"
         mode = file_mode(os.path.dirname(path))
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            self.write(fd, data, 0)
-            os.fsync(fd)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        finally:
-            os.close(fd)
-        kill_point("rename")
-        os.replace(temporary, path)
+        with _needs_space(f"for {len(data)} bytes at {path}"):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            try:
+                try:
+                    self.write(fd, data, 0)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                kill_point("rename")
+                os.replace(temporary, path)
+            except BaseException:
+                self.unlink(temporary)
+                raise
         kill_point("renamed")
         self.sync_dir(os.path.dirname(path))
 

@@ -104,9 +104,10 @@ class Flush:
             else:
                 self._disk.make_dir(os.path.dirname(segment.path))
                 fd = self._disk.create(segment.path)
-                self._disk.write(fd, segment.header.encode(), 0)
             entries = list(segment.blocks)
             try:
+                if not segment.records:
+                    self._disk.write(fd, segment.header.encode(), 0)
                 for block in mine:
                     data, entry, flags = _encode(topic, block, offset)
                     self._disk.write(fd, data, offset)

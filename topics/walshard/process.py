@@ -195,7 +195,7 @@ class Shard:
         self._mover.checkpoint()
         self._mover.wait()
         if not self._mover.snapshot_ms:
-            raise DiskFull("no space for the snapshot of the new layout")
+            raise DiskFull("no space for the snapshot of the new layout, here or in the cold tier")
         for file in foreign:
             self._disk.close(file.fd)
 
