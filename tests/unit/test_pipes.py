@@ -586,6 +586,7 @@ def refused(shard: PipeShard, topic: str) -> None:
         lambda: shard.delete(topic, before_seq=1),
         lambda: shard.read_raw(topic, 0),
         lambda: shard.drop(topic, if_empty=True),
+        lambda: shard.put(topic, TopicConfig(cap_records=1, discard="reject")),
     ):
         error = error_of(call)
         assert (error.code, error.retry_after_s) == ("shard_unavailable", 1)
@@ -598,6 +599,8 @@ def test_until_the_copies_are_there_again_nobody_may_look(shard: PipeShard) -> N
     before = shard.seqs("d")
     shard.restart()
     refused(shard, "d")
+    known = shard.call(Op.PUT_TOPIC, messages.PutTopic("d", TopicConfig(), None, create_only=True))
+    assert not known.created, "the router process only asks that there is one"
     assert shard.data("s") == [b"%d" % number for number in range(1, 7)]
     again = Forwarder(shard, "s", "d")
     again.step(limit=2)

@@ -384,6 +384,8 @@ class Engine:
             topic.for_router = request.create_only
         elif request.create_only:
             return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(False, topic.config))
+        elif topic.deriving:
+            raise being_rebuilt(topic.name)  # a cap that rejects would keep its copies out for good
         else:
             before = topic.config
             topic.for_router = False  # a client knows of it now
