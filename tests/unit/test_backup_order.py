@@ -62,6 +62,35 @@ class Watch:
         self.names.add(os.path.dirname(target))
 
 
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_what_was_copied_before_a_kill_is_made_sure_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Gone on with, or found by another backup: the names were given by a process that is no more."""
+    shard = filled(tmp_path / "data")
+    shard.crash()
+    monkeypatch.setattr("topics.backup.create._THREADS", 1)
+    path = str(tmp_path / "repository")
+    watch = Watch(monkeypatch)
+    with monkeypatch.context() as killed:
+        killed.setattr(Repository, "commit", _killed)
+        with pytest.raises(Killed):
+            create(shard.settings.data_dir, Repository.made(path), "one")
+    objects = {os.path.dirname(found) for found in map(str, Path(path).glob("objects/*/*"))}
+    assert len(objects) > 2
+    assert objects <= watch.names
+    create(shard.settings.data_dir, Repository(path), name)
+    assert watch.counted == [f"{name}.jsonl"]
+
+
+class Killed(BaseException):
+    pass
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
 def test_nothing_counts_before_it_is_sure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = filled(tmp_path / "data")
     shard.crash()

@@ -67,7 +67,6 @@ class Repository:
         self.path = path
         self._disk = BackupDisk()
         self._numbers = itertools.count(1)
-        self._touched: set[str] = set()  # folders with names that a power cut could still take
         mark = self._path(MARK)
         try:
             with reading(mark), open(mark, "rb") as source:
@@ -131,7 +130,7 @@ class Repository:
             return False
 
     def put(self, pieces: Iterable[bytes]) -> Put:
-        """May be called by several threads. The new names are sure after `settle`."""
+        """May be called by several threads. The new names are sure after `commit`."""
         digest = hashlib.sha256()
         size = 0
 
@@ -152,13 +151,13 @@ class Repository:
         folder = os.path.dirname(final)
         self._disk.make_dir(folder)
         self._disk.rename(temporary, final)
-        self._touched.add(folder)
         return Put(name, size, True)
 
-    def settle(self) -> None:
-        for folder in sorted(self._touched):
+    def _settle(self, names: Iterable[str]) -> None:
+        """Make names of objects sure, whoever gave them: one that was cut off could not."""
+        folders = {os.path.dirname(self.object_path(name)) for name in names}
+        for folder in (*sorted(folders), self._path("objects"), self.path):
             self._disk.sync_dir(folder)
-        self._touched.clear()
 
     def content(self, name: str, size: int) -> Iterator[bytes]:
         """The bytes of an object. What fails its checksum is told at the end: don't use any of it before."""
@@ -221,7 +220,7 @@ class Repository:
 
     def commit(self, backup: Backup) -> None:
         """From now on it is there."""
-        self.settle()
+        self._settle(content for entry in backup.entries for content, _ in entry.objects())
         self._disk.write_whole(self._backup_path(backup.summary.name, _COMPLETE), encode_backup(backup))
         self._disk.remove(self._backup_path(backup.summary.name, _PART))
 
