@@ -68,7 +68,13 @@ class Pipe:
             self.sources[last_seq] = sources
         for router, count in counts.items():
             self.forwarded[router] = self.forwarded.get(router, 0) + count
-        self.marks.append((last_seq, at, counts))
+        marks = self.marks
+        if counts or last_seq != (marks[-1][0] if marks else self.flushed_to):
+            marks.append((last_seq, at, counts))
+        elif marks:
+            marks[-1] = (last_seq, at, marks[-1][2])
+        else:
+            self.flushed_at = at  # there is nothing new that would have to be in a segment first
 
     def flushed(self, flushed_seq: int) -> None:
         """Rows up to a seq are in segments."""

@@ -1,0 +1,129 @@
+"""Pipes that move and copy nothing: a filter may let nothing through for days."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model import Record
+from pipeshard import Forwarder, PipeShard, numbers, rule
+from test_engine_faults import FaultyDisk
+
+from topics.storage.config import TopicConfig
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> PipeShard:
+    shard = PipeShard(tmp_path)
+    shard.put("s", TopicConfig())
+    shard.put("d", TopicConfig())
+    return shard
+
+
+def marks(shard: PipeShard) -> int:
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    return len(pipe.marks)
+
+
+def rarely(shard: PipeShard) -> Forwarder:
+    return Forwarder(shard, "s", "d", [rule(shard, "s", "d", filter=["tag", "Eq", "rare"])])
+
+
+@pytest.mark.parametrize("before", ["nothing", "a copy", "a direct record", "both"])
+def test_a_thousand_moves_are_one(shard: PipeShard, before: str) -> None:
+    shard.open_pipe("s", "d")
+    if before in ("a copy", "both"):
+        shard.forward("s", "d", numbers(1, 1), to_seq=1)
+    if before in ("a direct record", "both"):
+        shard.append("d", numbers(100, 1))
+    expected = shard.everything("d")
+    for at in range(1, 1_001):
+        assert shard.forward("s", "d", [], to_seq=at + 1) == at + 1
+    assert marks(shard) <= 1 + (before == "both")
+    shard.flush("d")
+    assert marks(shard) == 0
+    shard.checkpoint()
+    shard.restart()
+    opened = shard.open_pipe("s", "d")
+    assert opened.at == 1_001
+    assert opened.forwarded == ({"r": 1} if before in ("a copy", "both") else {})
+    shard.forward("s", "d", [], to_seq=1_001)
+    assert shard.everything("d") == expected
+
+
+def test_where_it_stands_is_saved_without_a_copy(shard: PipeShard) -> None:
+    """After a kill nobody waits for the source to be read again, nor is told of a loss that was none."""
+    forwarder = rarely(shard)
+    shard.append("s", [Record(b"0", tag="rare")])
+    forwarder.pump()
+    shard.flush("d")
+    shard.mover.step(quiet=False)
+    shard.mover.wait()
+    for number in range(1, 100):
+        shard.append("s", numbers(number, 1))
+        forwarder.pump()
+    shard.wall.pass_ms(61_000)
+    shard.mover.step(quiet=False)
+    shard.mover.wait()
+    shard.put("s", TopicConfig(cap_records=1))
+    shard.restart()
+    assert shard.open_pipe("s", "d").at == 100
+    rarely(shard).pump()
+    assert shard.seqs("d") == {1: b"0"}
+    assert shard.topic("d").trims == []
+    assert shard.diff("d", 0).tombstone is None
+
+
+def test_it_is_saved_once_a_minute(shard: PipeShard) -> None:
+    forwarder = rarely(shard)
+    forwarder.pump()
+    saved = set()
+    for number in range(240):
+        shard.append("s", numbers(number, 1))
+        forwarder.pump()
+        shard.wall.pass_ms(1_000)
+        shard.mover.step(quiet=False)
+        shard.mover.wait()
+        saved.add(shard.mover.snapshot_ms)
+    assert 3 <= len(saved - {0}) <= 5
+
+
+def test_copies_that_no_segment_holds_keep_it_back(shard: PipeShard) -> None:
+    forwarder = rarely(shard)
+    shard.append("s", [Record(b"1", tag="rare")])
+    forwarder.pump()
+    shard.append("s", numbers(2, 3))
+    forwarder.pump()
+    before = shard.seqs("d")
+    shard.checkpoint()
+    shard.restart()
+    assert shard.open_pipe("s", "d").at == 0
+    rarely(shard).pump()
+    assert shard.seqs("d") == before == {1: b"1"}
+
+
+def test_a_direct_record_that_was_taken_back_is_not_counted(tmp_path: Path) -> None:
+    """The move came behind a batch that could not be written; its seqs go to copies."""
+    disk = FaultyDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    shard.put("s", TopicConfig())
+    shard.put("d", TopicConfig())
+    shard.append("s", numbers(1, 3))
+    shard.open_pipe("s", "d")
+    shard.sync()
+    shard.send_append("d", numbers(100, 2))
+    shard.send_forward("s", "d", [], to_seq=1)
+    disk.broken()
+    shard.engine.commit.write()
+    disk.well()
+    shard.answers.messages.clear()
+    shard.forward("s", "d", numbers(2, 2))
+    before = shard.seqs("d")
+    assert before == {1: b"2", 2: b"3"}
+    shard.checkpoint()
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    for seq, data in shard.seqs("d").items():
+        assert before.get(seq, data) == data
+    assert {b"2", b"3"} <= set(shard.data("d"))
