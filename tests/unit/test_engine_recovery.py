@@ -190,6 +190,136 @@ def test_an_unsynced_tail_over_two_files_is_cut_and_said(shard: Shard) -> None:
     assert len(shard.everything("t")) == last.first_seq
 
 
+FSYNC = TopicConfig(durability="fsync", durable=True)
+
+
+def one_round(shard: Shard, topic: str = "f") -> list[Any]:
+    """The frames of four appends that were written together, and of two more, each after a sync of its own."""
+    shard.put(topic, FSYNC)
+    for number in range(4):
+        shard.send_append(topic, records(1), key=f"k{number}")
+    shard.settle()
+    shard.append(topic, records(1))
+    shard.append(topic, records(1))
+    *_, first, second, third, fourth, fifth, sixth = frames_of(shard.engine.wal.current.path)
+    assert first.synced == second.synced == third.synced == fourth.synced < first.lsn
+    assert (fifth.synced, sixth.synced) == (fourth.lsn, fifth.lsn)
+    return [first, second, third, fourth, fifth, sixth]
+
+
+def contents(shard: Shard) -> dict[str, bytes]:
+    folder = Path(shard_dir(shard.settings.data_dir, 0))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refused(shard: Shard, match: str) -> None:
+    """After a reboot, and with every file as it was."""
+    before = contents(shard)
+    with pytest.raises(CorruptData, match=match):
+        shard.open(boot=OTHER_BOOT)
+    assert contents(shard) == before, "a refused file was changed"
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_damage_in_what_was_acknowledged_is_no_unsynced_tail(shard: Shard, which: int) -> None:
+    """Frames of the same round can't know that it was synced; the one behind them does."""
+    path = shard.engine.wal.current.path
+    frame = one_round(shard)[which]
+    shard.crash()
+    flip(path, frame.offset + frame.length // 2)
+    refused(shard, f"offset {frame.offset}")
+
+
+def test_a_frame_in_a_newer_file_tells_that_it_was_synced(shard: Shard) -> None:
+    shard.put("f", FSYNC)
+    for _ in range(12):
+        shard.send_append("f", long(1))
+    shard.settle()
+    first = shard.engine.wal.current.path
+    hole, *_ = (frame for frame in frames_of(first) if frame.count)
+    while shard.engine.wal.current.path == first:
+        shard.append("f", long(6))
+    shard.append("f", records(1))
+    shard.crash()
+    behind = [frame for frame in frames_of(first) if frame.lsn > hole.lsn]
+    assert behind
+    for frame in behind:
+        if frame.synced >= hole.lsn:
+            overwrite(first, frame.offset, bytes(frame.length))
+    flip(first, hole.offset + hole.length // 2)
+    refused(shard, f"offset {hole.offset}")
+
+
+def test_a_file_that_is_missing_and_had_been_synced(shard: Shard) -> None:
+    shard.append("t", records(1))
+    while len(shard.engine.wal.files) < 4:
+        shard.append("t", long(1))
+    shard.sync()
+    shard.append("t", records(1))
+    middle = shard.engine.wal.files[1].path
+    shard.crash()
+    os.unlink(middle)
+    refused(shard, "missing")
+
+
+def test_the_same_hole_is_cut_off_if_nobody_saw_it_synced(shard: Shard) -> None:
+    path = shard.engine.wal.current.path
+    first, *_, fifth, sixth = one_round(shard)
+    shard.crash()
+    overwrite(path, fifth.offset, bytes(fifth.length + sixth.length))
+    flip(path, first.offset + first.length // 2)
+    shard.open(boot=OTHER_BOOT)
+    assert any("unsynced" in note for note in shard.recovered.notes)
+    assert shard.everything("f") == []
+
+
+def test_damage_below_the_snapshot_is_no_unsynced_tail(shard: Shard) -> None:
+    shard.put("t", TopicConfig())
+    shard.put("u", TopicConfig())
+    for _ in range(3):
+        shard.append("t", records(2))
+    shard.checkpoint()
+    path = shard.engine.wal.current.path
+    *_, before, last = frames_of(path)
+    assert last.synced < before.lsn, "only the snapshot knows"
+    shard.crash()
+    flip(path, before.offset + before.length // 2)
+    refused(shard, f"offset {before.offset}")
+
+
+def test_a_log_that_ends_below_the_snapshot_is_refused(shard: Shard) -> None:
+    """No good frame follows, so it looks like a torn write."""
+    shard.put("t", TopicConfig())
+    for _ in range(3):
+        shard.append("t", records(2))
+    shard.checkpoint()
+    path = shard.engine.wal.current.path
+    last = frames_of(path)[-1]
+    shard.crash()
+    flip(path, last.offset + last.length // 2)
+    refused(shard, f"frame {last.lsn}")
+
+
+def test_the_first_frame_behind_a_snapshot_may_go_with_the_power(shard: Shard) -> None:
+    """The snapshot was made when its log file was still empty."""
+    shard.append("t", records(20))
+    shard.stop()
+    shard.open()
+    shard.flush("t")
+    shard.checkpoint()
+    assert len(shard.engine.wal.files) == 1
+    path = shard.engine.wal.current.path
+    assert frames_of(path) == []
+    shard.append("t", records(2))
+    shard.append("t", records(2))
+    first, _ = frames_of(path)
+    shard.crash()
+    overwrite(path, first.offset, bytes(first.length))
+    shard.open(boot=OTHER_BOOT)
+    assert any("unsynced" in note for note in shard.recovered.notes)
+    assert len(shard.everything("t")) == 20
+
+
 def test_what_went_with_the_power_below_the_first_record_counts_as_evicted(shard: Shard) -> None:
     """So that every seq that was ever given out is accounted for."""
     shard.append("t", records(3))

@@ -18,6 +18,7 @@ from topics import limits
 from topics.errors import CorruptData, FormatError, TopicsError
 from topics.folder import view
 from topics.folder.log import _boot_id
+from topics.folder.verify import verify
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType
@@ -771,6 +772,50 @@ def test_a_power_cut_does_not_excuse_what_was_synced(mine: Path, which: int) -> 
         another_boot(each)
     flip(path, frame.offset + 60)
     assert f"offset {frame.offset}" in str(refused(mine))
+
+
+def test_frames_of_one_round_do_not_excuse_each_other(tmp_path: Path) -> None:
+    """They were written before it was synced; what came after it says that it was."""
+    shard = Shard(tmp_path, wal_file_bytes=4_000)
+    write_manifest(tmp_path)
+    shard.put("t", TopicConfig(durability="fsync"))
+    for _ in range(4):
+        shard.send_append("t", records(1))
+    shard.settle()
+    shard.append("t", records(1))
+    shard.append("t", records(1))
+    (path,) = wals(tmp_path)
+    *_, first, second, _, _, fifth, sixth = frames_of(path)
+    assert second.synced < first.lsn < sixth.synced
+    shard.crash()
+    flip(path, first.offset + 60)
+    assert f"offset {first.offset}" in str(refused(tmp_path))
+    problems = verify(str(tmp_path), deep=False, running=False).problems
+    assert [(one.file, one.offset) for one in problems] == [(str(path.relative_to(tmp_path)), first.offset)]
+    # Nobody saw it synced: it may have been a power cut.
+    overwrite(path, fifth.offset, bytes(fifth.length + sixth.length))
+    assert newcomer(shard).shards[0].torn == [(str(path.relative_to(tmp_path)), first.offset)]
+    assert verify(str(tmp_path), deep=False, running=False).clean
+
+
+def test_the_first_frame_behind_a_snapshot_may_go_with_the_power(tmp_path: Path) -> None:
+    """The snapshot was made when its log file was still empty; the server cuts this off."""
+    shard = Shard(tmp_path, segment_max_events=10)
+    write_manifest(tmp_path)
+    shard.append("t", records(20))
+    shard.stop()
+    shard.open()
+    shard.flush("t")
+    shard.checkpoint()
+    for _ in range(2):
+        shard.append("t", records(1))
+    (path,) = wals(tmp_path)
+    first, _ = frames_of(path)
+    shard.crash()
+    overwrite(path, first.offset, bytes(first.length))
+    folder = newcomer(shard)
+    assert folder.shards[0].torn == [(str(path.relative_to(tmp_path)), first.offset)]
+    assert folder.topics[0].head_seq == 20
 
 
 def test_an_unsynced_tail_over_two_files(tmp_path: Path) -> None:

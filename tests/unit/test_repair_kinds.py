@@ -196,6 +196,30 @@ def test_nothing_came_after_a_clean_snapshot(tmp_path: Path) -> None:
     check_server(tmp_path)
 
 
+@pytest.mark.parametrize("newer", [False, True])
+def test_what_follows_an_acknowledged_round_is_kept(tmp_path: Path, newer: bool) -> None:
+    """After a reboot, too. Frames of the same round can't know that it was synced; one behind them does, in this file
+    or in a newer one."""
+    shard = Shard(tmp_path)
+    shard.put("t", TopicConfig(durability="fsync"))
+    for _ in range(4):
+        shard.send_append("t", records(1))
+    shard.settle()
+    if newer:
+        shard.engine.wal.rotate(0)
+    shard.append("t", records(1))
+    shard.append("t", records(1))
+    shard.crash()
+    write_manifest(tmp_path)
+    path = min((tmp_path / SHARD).glob("*.wal"))
+    frame = next(frame for frame in frames_of(path) if frame.first_seq == 2)
+    flip(path, frame.offset + 70)
+    report = repair(tmp_path)
+    assert lost(report) == [("t", 2, 2)]
+    (topic,) = Folder(str(tmp_path)).topics
+    assert (topic.head_seq, topic.count) == (6, 5)
+
+
 # --- segments ------------------------------------------------------------------------------------------
 
 

@@ -22,9 +22,9 @@ from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType, aligned, frame_bytes
-from topics.storage.frames import Frame, decode_frame, decode_wal_header, find_frame_after
+from topics.storage.frames import Frame, decode_frame, decode_wal_header, find_frame_after, frames_after
 from topics.storage.paths import index_path
-from topics.storage.recovery import TailVerdict, judge_tail
+from topics.storage.recovery import Later, TailVerdict, judge_tail, sum_up
 from topics.storage.segment import (
     BlockEntry,
     SegmentIndex,
@@ -304,7 +304,9 @@ def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
         found.torn = offset
     if verdict is TailVerdict.CORRUPT and later is not None:
         found.note(
-            entry.file, offset, f"no good frame after frame {found.last_lsn}, but frame {later.lsn} stands behind it"
+            entry.file,
+            offset,
+            f"no good frame after frame {found.last_lsn}, but frame {later.first_lsn} stands behind it",
         )
 
 
@@ -334,8 +336,8 @@ def _check_frame(frame: Frame, entry: Entry, found: Checked, *, shards: int) -> 
         found.note(entry.file, frame.offset, _sentence(exc, entry.file))
 
 
-def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Frame | None, bool]:
-    """(a good frame behind the end of the log, whether there is anything but zeros), a piece at a time: log files are
+def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Later | None, bool]:
+    """(good frames behind the end of the log, whether there is anything but zeros), a piece at a time: log files are
     reserved in full, so most of this is zeros."""
     at, step = offset, 1 << 20
     while at < size:
@@ -344,8 +346,7 @@ def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Frame | None, b
             break
         if piece.count(0) != len(piece):
             rest = os.pread(fd, size - offset, offset)
-            found = find_frame_after(rest, salt=salt, start=CHECKSUM.size)
-            return (None if found is None else found._replace(offset=offset + found.offset)), True
+            return sum_up(frames_after(rest, salt=salt, start=CHECKSUM.size)), True
         at += len(piece)
     return None, False
 

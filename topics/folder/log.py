@@ -19,6 +19,7 @@ import errno
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -26,9 +27,9 @@ import msgspec
 from topics.errors import CorruptData
 from topics.folder.files import Files, Superseded, reading
 from topics.storage.format import CHECKSUM, FILE_HEADER_BYTES, FRAME_HEADER, frame_bytes
-from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, find_frame_after
+from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, frames_after
 from topics.storage.paths import parse_numbered, shard_dir
-from topics.storage.recovery import TailVerdict, judge_tail
+from topics.storage.recovery import TailVerdict, judge_tail, sum_up
 
 _READ_BYTES = 1 << 20
 _ZEROS = bytes(_READ_BYTES)
@@ -68,6 +69,7 @@ class Log:
         self._shard = shard
         self._folder = shard_dir("", shard)
         self._covered = self._file_no = 0
+        self._paths: list[str] = []
         self._cut = False  # nothing behind this place counts, whatever is there
 
     def follow(self, paths: list[str], *, covered: int, file_no: int) -> Iterator[Placed]:
@@ -83,6 +85,7 @@ class Log:
             )
         known = {wal.file: wal for wal in self.wals}
         self._covered, self._file_no = covered, file_no
+        self._paths = paths
         self.torn = []
         self._cut = False
         for path, name in zip(paths, names, strict=True):
@@ -163,7 +166,7 @@ class Log:
                 continue
             offset, length = wal.end, frame.length
             if frame.lsn != self.last_lsn + 1 and (self.last_lsn or frame.lsn > self._covered + 1):
-                self._jump(wal, frame, offset)
+                self._jump(wal, fd, frame, offset)
                 return
             self.last_lsn = wal.last_lsn = frame.lsn
             wal.first_lsn = wal.first_lsn or frame.lsn
@@ -171,10 +174,12 @@ class Log:
             wal.checksum = data[at + length - CHECKSUM.size : at + length]
             yield Placed(frame, wal, offset)
 
-    def _jump(self, wal: WalFile, frame: Frame, offset: int) -> None:
+    def _jump(self, wal: WalFile, fd: int, frame: Frame, offset: int) -> None:
         """Frames are missing before this one."""
         before = self.last_lsn or self._covered
-        if self._verdict(wal, frame) is TailVerdict.CORRUPT:
+        rest = os.pread(fd, os.fstat(fd).st_size - offset, offset)
+        behind = chain([frame], frames_after(rest, salt=wal.salt, start=frame.length))
+        if self._verdict(wal, behind) is TailVerdict.CORRUPT:
             place = f"{wal.file}: frame {frame.lsn} at offset {offset} follows frame {before}"
             if self.torn and self.torn[-1][0] != wal.file:
                 file, end = self.torn[-1]
@@ -183,19 +188,31 @@ class Log:
         self._cut = True
         self.torn.append((wal.file, offset))
 
-    def _verdict(self, wal: WalFile, later: Frame | None) -> TailVerdict:
-        """Of a place that should be a frame. What a snapshot covers had been synced: no power cut took that."""
-        before = self.last_lsn or self._covered
-        covered = self.last_lsn < self._covered and (self.last_lsn > 0 or wal.number <= self._file_no)
-        return judge_tail(last_lsn=before, rubbish=True, later=later, same_boot=covered or same_boot(wal))
+    def _verdict(self, wal: WalFile, behind: Iterator[Frame]) -> TailVerdict:
+        """Of a place that should be a frame; behind: the good ones that follow in its file."""
+        first = next(behind, None)
+        later = None if first is None else sum_up(chain([first], behind, self._newer(wal)))
+        return judge_tail(
+            last_lsn=self.last_lsn, rubbish=True, later=later, same_boot=same_boot(wal), covered=self._covered
+        )
+
+    def _newer(self, wal: WalFile) -> Iterator[Frame]:
+        """The good frames of later files."""
+        for path in self._paths:
+            name = self._files.relative(path)
+            if _number(name) > wal.number:
+                with reading(name), open(path, "rb") as source:
+                    data = source.read()
+                if any(data[:FILE_HEADER_BYTES]):
+                    salt = decode_wal_header(data[:FILE_HEADER_BYTES], path=name).salt
+                    yield from frames_after(data, salt=salt, start=FILE_HEADER_BYTES)
 
     def _judge(self, wal: WalFile, fd: int, *, sure: bool) -> bool:
         """There is something behind the last frame. False: look again, a write is or was under way."""
         rest = os.pread(fd, os.fstat(fd).st_size - wal.end, wal.end)
         if decode_frame(rest, 0, salt=wal.salt) is not None:
             return False
-        later = find_frame_after(rest, salt=wal.salt, start=1)
-        verdict = self._verdict(wal, later)
+        verdict = self._verdict(wal, frames_after(rest, salt=wal.salt, start=1))
         if verdict is TailVerdict.CORRUPT:
             if not sure:
                 return False

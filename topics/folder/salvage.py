@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
@@ -36,10 +37,11 @@ from topics.storage.frames import (
     decode_wal_header,
     encode_frame,
     find_salt,
+    frames_after,
     header_is_whole,
 )
 from topics.storage.paths import numbered_name, parse_numbered, shard_dir
-from topics.storage.recovery import TailVerdict, judge_tail
+from topics.storage.recovery import TailVerdict, judge_tail, sum_up
 
 _COLUMN_LENGTHS = 16  # at the beginning of a batch
 _KINDS = frozenset(map(int, FrameType))
@@ -164,8 +166,7 @@ class _Salvage:
 
     def _read(self, number: int, *, last: bool) -> None:
         name = self._name(number)
-        with reading(name), open(os.path.join(self._folder, os.path.basename(name)), "rb", buffering=0) as source:
-            data = read_all(source.fileno())
+        data = self._data(name)
         if last and number > self._file_no and data.count(0) == len(data):
             return  # made when the crash came: the server removes it
         file = self._opened(name, number, data)
@@ -183,6 +184,10 @@ class _Salvage:
                 file.faults.append(f"no good frame at offset {piece.offset}, behind frame {self._log.last_lsn}")
                 room = piece.length if piece.kind == "damaged" else None
                 self._torn = _Torn(data[piece.offset : piece.offset + piece.length], piece.offset, file.file, room)
+
+    def _data(self, name: str) -> bytes:
+        with reading(name), open(os.path.join(self._folder, os.path.basename(name)), "rb", buffering=0) as source:
+            return read_all(source.fileno())
 
     def _opened(self, name: str, number: int, data: bytes) -> LogFile:
         head = data[:FILE_HEADER_BYTES]
@@ -210,7 +215,7 @@ class _Salvage:
             file.faults.append(f"frame {frame.lsn} at offset {frame.offset} stands behind frame {log.last_lsn}")
             return True
         if frame.lsn != before + 1:
-            if not log.gaps and self._is_unsynced(file, frame, before):
+            if not log.gaps and self._is_unsynced(file, frame):
                 log.cut = True
                 return False
             self._add_gap(file, frame, before)
@@ -218,10 +223,27 @@ class _Salvage:
         file.frames.append(frame._replace(body=b"") if frame.type == FrameType.APPEND else frame)
         return True
 
-    def _is_unsynced(self, file: LogFile, later: Frame, before: int) -> bool:
-        covered = before < self._covered or file.number <= self._file_no
-        same = covered or file.header.boot_id in (WHOLE, boot_id())
-        return judge_tail(last_lsn=before, rubbish=True, later=later, same_boot=same) is TailVerdict.UNSYNCED
+    def _is_unsynced(self, file: LogFile, frame: Frame) -> bool:
+        verdict = judge_tail(
+            last_lsn=self._log.last_lsn,
+            rubbish=True,
+            later=sum_up(chain([frame], self._behind(file, frame))),
+            same_boot=file.number <= self._file_no or file.header.boot_id in (WHOLE, boot_id()),
+            covered=self._covered,
+        )
+        return verdict is TailVerdict.UNSYNCED
+
+    def _behind(self, file: LogFile, frame: Frame) -> Iterator[Frame]:
+        """The good frames that follow one, in its file and in newer ones."""
+        for number in sorted(number for number in self._numbers() if number >= file.number):
+            name = self._name(number)
+            data = self._data(name)
+            if number == file.number:
+                yield from frames_after(data, salt=file.header.salt, start=frame.offset + frame.length)
+            elif any(data):
+                yield from frames_after(
+                    data, salt=self._opened(name, number, data).header.salt, start=FILE_HEADER_BYTES
+                )
 
     def _add_gap(self, file: LogFile, frame: Frame, before: int) -> None:
         torn = self._torn

@@ -158,14 +158,19 @@ def scan(data: Readable, *, salt: int, start: int = FILE_HEADER_BYTES) -> Iterat
 
 def find_frame_after(data: Readable, *, salt: int, start: int) -> Frame | None:
     """The first good frame at or after `start` (8-byte steps): shows whether a log goes on behind a hole."""
+    return next(frames_after(data, salt=salt, start=start), None)
+
+
+def frames_after(data: Readable, *, salt: int, start: int) -> Iterator[Frame]:
+    """Every good frame at or after `start` (8-byte steps), whatever stands between them."""
     needle = salt.to_bytes(4, "little")
     whole = bytes(data)
     at = whole.find(needle, aligned(start))
     while at >= 0:
-        if at % 8 == 0 and (frame := decode_frame(whole, at, salt=salt)) is not None:
-            return frame
-        at = whole.find(needle, at + 1)
-    return None
+        frame = decode_frame(whole, at, salt=salt) if at % 8 == 0 else None
+        if frame is not None:
+            yield frame
+        at = whole.find(needle, at + (1 if frame is None else frame.length))
 
 
 def find_salt(data: bytes) -> int | None:

@@ -23,6 +23,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import msgspec
 
@@ -33,7 +34,7 @@ from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
-from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, find_frame_after, scan
+from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, frames_after, scan
 from topics.storage.leases import is_log_name
 from topics.storage.paths import (
     parse_numbered,
@@ -41,7 +42,7 @@ from topics.storage.paths import (
     shard_dir,
     topics_dir,
 )
-from topics.storage.recovery import TailVerdict, judge_tail
+from topics.storage.recovery import TailVerdict, judge_tail, sum_up
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
 from topics.walshard.copies import Pipe
@@ -250,7 +251,8 @@ class Recovery:
                 cut = False
                 for frame in scan(data, salt=header.salt):
                     if (frame.lsn > expected) if first else (frame.lsn != expected):
-                        cut = self._gap(path, frame, expected, header)
+                        behind = _behind(data, header.salt, frame.offset, folder.wals[at + 1 :])
+                        cut = self._gap(path, header, behind, last_lsn=last_lsn, covered=covered)
                         break
                     first = False
                     expected = frame.lsn + 1
@@ -261,7 +263,9 @@ class Recovery:
                         self._report(frame.offset)
                 file.end = file.size = end
                 file.last_lsn = last_lsn
-                cut = cut or self._judge(folder, at, data, header, end=end, last_lsn=last_lsn)
+                if not cut and _nonzero(data, end):
+                    behind = _behind(data, header.salt, end, folder.wals[at + 1 :])
+                    cut = self._judge(path, header, behind, end=end, last_lsn=last_lsn, covered=covered)
             self._worked += size
             self._report(0)
             cuts.append((path, end))
@@ -269,6 +273,11 @@ class Recovery:
             if cut:
                 gone.extend(later for _, later in folder.wals[at + 1 :])
                 break
+        if 0 < last_lsn < covered:
+            raise CorruptData(
+                f"{folder.path}: the log ends with frame {last_lsn}, but the snapshot knows of frame {covered}. "
+                "Restore the folder from a backup, or let topics repair keep what is good"
+            )
         if alone:  # other shards may be reading the same old files; nobody will write to them any more
             for path, end in cuts:
                 if end < os.path.getsize(path):
@@ -287,34 +296,32 @@ class Recovery:
             raise CorruptData(f"{path}: this WAL file has lost its header; restore it from a backup")
         return None
 
-    def _gap(self, path: str, frame: Frame, expected: int, header: WalHeader) -> bool:
-        """Frames are missing before this one: a power cut took an unsynced tail of the file before, or it is damage."""
-        verdict = judge_tail(last_lsn=expected - 1, rubbish=True, later=frame, same_boot=header.boot_id == self._boot)
+    def _gap(self, path: str, header: WalHeader, behind: Iterator[Frame], *, last_lsn: int, covered: int) -> bool:
+        """Frames are missing before the next one: a power cut took an unsynced tail, or it is damage."""
+        frame = next(behind)
+        same_boot = header.boot_id == self._boot
+        later = sum_up(chain([frame], behind))
+        verdict = judge_tail(last_lsn=last_lsn, rubbish=True, later=later, same_boot=same_boot, covered=covered)
         if verdict is not TailVerdict.UNSYNCED:
             raise CorruptData(
-                f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {expected - 1}; "
+                f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {last_lsn or covered}; "
                 "a WAL file or a part of one is missing. Restore it from a backup"
             )
         self.notes.append(f"{path}: {verdict.value} from frame {frame.lsn} on; cut")
         return True
 
     def _judge(
-        self, folder: _Folder, at: int, data: mmap.mmap | bytes, header: WalHeader, *, end: int, last_lsn: int
+        self, path: str, header: WalHeader, behind: Iterator[Frame], *, end: int, last_lsn: int, covered: int
     ) -> bool:
         """Decide what the bytes behind the last good frame mean; True: newer files go too."""
-        path = folder.wals[at][1]
-        rubbish = _nonzero(data, end)
-        if not rubbish:
-            return False
-        later = find_frame_after(data[end:], salt=header.salt, start=0)
-        for _, newer in folder.wals[at + 1 :]:
-            later = later or _first_frame(newer)
-        verdict = judge_tail(last_lsn=last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == self._boot)
+        same_boot = header.boot_id == self._boot
+        later = sum_up(behind)
+        verdict = judge_tail(last_lsn=last_lsn, rubbish=True, later=later, same_boot=same_boot, covered=covered)
         if verdict is TailVerdict.CORRUPT:
             raise CorruptData(
                 f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays "
-                "down so that nothing acknowledged is dropped silently. Restore the file from a backup, or give up "
-                f"what follows by truncating it to {end} bytes and removing the newer .wal files of its folder"
+                "down so that nothing acknowledged is dropped silently. Restore the file from a backup, or let topics "
+                "repair keep what is good"
             )
         self.notes.append(f"{path}: {verdict.value} tail cut at offset {end}")
         return verdict is TailVerdict.UNSYNCED
@@ -512,10 +519,12 @@ def _map(fd: int, size: int) -> Iterator[mmap.mmap | bytes]:
         yield data
 
 
-def _first_frame(path: str) -> Frame | None:
-    with open(path, "rb") as source:
-        data = source.read()
-    if len(data) < FILE_HEADER_BYTES or not any(data[:FILE_HEADER_BYTES]):
-        return None
-    header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
-    return next(scan(data, salt=header.salt), None)
+def _behind(data: mmap.mmap | bytes, salt: int, start: int, newer: list[tuple[int, str]]) -> Iterator[Frame]:
+    """Every good frame from here on, in this file and in newer ones."""
+    yield from frames_after(data, salt=salt, start=start)
+    for _, path in newer:
+        with open(path, "rb") as source:
+            rest = source.read()
+        if len(rest) >= FILE_HEADER_BYTES and any(rest[:FILE_HEADER_BYTES]):
+            header = decode_wal_header(rest[:FILE_HEADER_BYTES], path=path)
+            yield from frames_after(rest, salt=header.salt, start=FILE_HEADER_BYTES)
