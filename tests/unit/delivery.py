@@ -27,6 +27,7 @@ from topics.gateway.calls import Calls
 from topics.gateway.connection import Connection
 from topics.gateway.exchange import Response
 from topics.gateway.feeds import Feeds
+from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
@@ -159,6 +160,7 @@ class Gateway:
             heads=Heads(
                 Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards), metrics(shards=shards)),
                 max_body_bytes=settings.max_body_bytes,
+                guard=Guard(settings.api_keys, probes=settings.probe_auth),
             ),
             handlers=handlers,
             calls=self.calls,

@@ -14,15 +14,17 @@ _CHUNKS_PER_TURN = 1_000
 
 
 class ChunkDecoder:
-    def __init__(self, *, most: int) -> None:
+    def __init__(self, *, most: int, keep: bool = True) -> None:
         self._most = most
+        self._keep = keep  # somebody reads it
         self.body = bytearray()
+        self.size = 0
         self._left = 0  # of the current chunk; -1: its CR LF is due
         self.tired = False
         self._trailer = -1  # bytes of trailer seen, once the last chunk came
 
     def encoded(self) -> bytes:
-        """What has come so far, as bytes that bring another decoder to where this one is."""
+        """What has come so far, as bytes that bring another decoder to where this one is, if they were kept."""
         body = bytes(self.body)
         size = len(body)
         if self._left > 0:
@@ -39,8 +41,10 @@ class ChunkDecoder:
         for _ in range(_CHUNKS_PER_TURN):
             if self._left > 0:
                 part = data[at : at + self._left]
-                self.body += part
+                if self._keep:
+                    self.body += part
                 at += len(part)
+                self.size += len(part)
                 self._left -= len(part)
                 if self._left:
                     return at, False
@@ -74,7 +78,7 @@ class ChunkDecoder:
             self._left = int(size, 16)
             if self._left == 0:
                 self._trailer = 0
-            elif len(self.body) + self._left > self._most:
+            elif self.size + self._left > self._most:
                 raise too_large(self._most)
         self.tired = True
         return at, False

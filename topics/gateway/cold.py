@@ -38,7 +38,7 @@ from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
-from topics.gateway.routes import Routes
+from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
 from topics.gateway.watches import Watches
 from topics.keys import Key
@@ -250,13 +250,8 @@ class ColdLane:
                 life.target = _target(scope)
                 life.peer = scope.get("client")
                 # Quart takes targets and hosts apart, and fails on some before it asks us. We read them ourselves.
-                headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
-                plain = {
-                    "path": "/",
-                    "raw_path": b"/",
-                    "query_string": b"",
-                    "headers": [(b"host", b"topics"), *headers],
-                }
+                kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
+                plain = {"path": "/", "raw_path": b"/", "query_string": b"", "headers": [(b"host", b"topics"), *kept]}
                 await app({**scope, **plain, _LIFE: life}, receive, send)
 
         return live
@@ -323,13 +318,11 @@ class ColdLane:
         self.flush()
         return await life.wait_answered()
 
-    async def _body(self) -> bytes:
-        """The whole body. One that is too large is read on and dropped: many a client does not look for an answer
-        before it has sent everything."""
+    async def _body(self, life: _Life, *, keep: bool) -> bytearray:
+        """The whole body. One that is too large, or that nobody will read, is read on and dropped: many a client does
+        not look for an answer before it has sent everything."""
         most = self._settings.max_body_bytes
-        parts: list[bytes] = []
-        size = 0
-        give_up = 0.0
+        body, size, give_up = bytearray(), 0, 0.0
         timeout_s = self._settings.body_timeout_ms / 1_000
         began = trio.current_time()
         try:
@@ -341,34 +334,38 @@ class ColdLane:
                     if now - began > timeout_s and size < (now - began) * self._settings.min_body_rate:
                         raise trio.TooSlowError
                     if size <= most:
-                        parts.append(part)
-                    elif (give_up := give_up or trio.current_time() + _DISCARD_S) < trio.current_time():
+                        body += part if keep else b""
+                    elif (give_up := give_up or now + _DISCARD_S) < now:
                         break
         except trio.TooSlowError:
             raise ApiError("request_timeout", "the body did not arrive in time") from None
+        life.started_ns = time.perf_counter_ns()
         if size > most:
             raise head.too_large(most)
-        return b"".join(parts)
+        return body
+
+    def _admit(self, life: _Life) -> tuple[Route, Key | None]:
+        if len(life.target) > limits.MAX_URI_BYTES:
+            raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
+        route = self._routes.find(current.scope["method"], life.target)
+        life.number = route.number
+        given = [value.encode("latin-1") for value in current.headers.getlist("authorization")]
+        return route, self._guard.admit(route, given)
 
     async def _outcome(self, life: _Life) -> Outcome:
-        body = await self._body()
-        life.started_ns = time.perf_counter_ns()
-        target = life.target
-        if len(target) > limits.MAX_URI_BYTES:
-            raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
-        route = self._routes.find(current.scope["method"], target)
-        life.number = route.number
-        owner = self._guard.admit(
-            route, [value.encode("latin-1") for value in current.headers.getlist("authorization")]
-        )
+        try:
+            route, owner = self._admit(life)
+        except ApiError:
+            await self._body(life, keep=False)
+            raise
+        body: bytes | bytearray = await self._body(life, keep=route.takes_body)
         if self._handlers.draining:
             raise shutting_down()
         self._take_slot(life, owner)
         if body:
-            if route.takes_body:
-                head.check_content_type(_header("content-type"))
-            if head.is_gzipped(_header("content-encoding")):
-                body = head.gunzip(body, most=self._settings.max_body_bytes)
+            head.check_content_type(_header("content-type"))
+        if head.is_gzipped(_header("content-encoding")) and body:
+            body = head.gunzip(body, most=self._settings.max_body_bytes)
         try:
             key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:

@@ -96,6 +96,7 @@ class Connection:
         "interest",
         "lane",
         "large",
+        "missing",
         "out",
         "out_ns",
         "out_queued",
@@ -121,7 +122,8 @@ class Connection:
         self.raw_head = EMPTY  # ... and its bytes
         self.chunks: ChunkDecoder | None = None
         self.head_bytes = 0  # of the last head
-        self.large: bytearray | None = None  # a large body, so far
+        self.large: bytearray | None = None  # a large body, so far; empty if nobody will read it ...
+        self.missing = 0  # ... and how much of it is still to come
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.asks = 0  # of the exchanges, those that are not plain appends: their answers may be large
@@ -147,9 +149,16 @@ class Connection:
     @property
     def body_bytes(self) -> int:
         """How much of the body under way has come."""
-        if self.large is not None:
-            return len(self.large)
-        return len(self.buffer) if self.chunks is None else len(self.chunks.body) + len(self.buffer)
+        if self.large is not None and self.head is not None:
+            return self.head.body_length - self.missing
+        return len(self.buffer) if self.chunks is None else self.chunks.size + len(self.buffer)
+
+    @property
+    def passing(self) -> Head | None:
+        """The head of a body of which nothing is kept."""
+        if self.head is None or self.head.reads_body or (self.large is None and self.chunks is None):
+            return None
+        return self.head
 
     @property
     def movable(self) -> bool:

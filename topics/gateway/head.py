@@ -54,6 +54,11 @@ class Head(msgspec.Struct, gc=False):
     def chunked(self) -> bool:
         return self.body_length == _CHUNKED
 
+    @property
+    def reads_body(self) -> bool:
+        """Somebody will look at the body. Otherwise it passes by: who has no key must not fill our memory with it."""
+        return self.error is None and self.route is not None and self.route.takes_body
+
 
 def _refusal(error: ApiError, events: _Events | None = None) -> Head:
     """`events`: what was read of the request before it was refused."""
@@ -167,7 +172,7 @@ class Heads:
             owner = self._guard.admit(found, headers.get(b"authorization", []))
             if route.takes_body and length != 0:
                 check_content_type(headers.get(b"content-type", [b""])[-1])
-            gzip_body = _gzipped(headers.get(b"content-encoding", []))
+            gzip_body = _gzipped(headers.get(b"content-encoding", [])) and route.takes_body
             if keys := headers.get(b"idempotency-key"):
                 key = keys[-1].decode()
         except ApiError as refused:

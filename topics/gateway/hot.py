@@ -137,7 +137,9 @@ class HotLane:
         self.sender.stop_reading()
         self.unfinished.clear()
         for connection in self.connections.values():
-            if connection.stream is None and not connection.discarding:
+            if (head := connection.passing) is not None:  # what was dropped of its body can't be passed on
+                self._refuse(connection, head.error or shutting_down(), head)
+            elif connection.stream is None and not connection.discarding:
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
 
     def forget_counters(self) -> None:
@@ -244,15 +246,16 @@ class HotLane:
         assert large is not None
         assert head is not None
         try:
-            received = connection.sock.recv_into(self._arrived, min(RECEIVE_BYTES, head.body_length - len(large)))
+            received = connection.sock.recv_into(self._arrived, min(RECEIVE_BYTES, connection.missing))
         except BlockingIOError:
             return
         if received == 0:
             self._end_of_input(connection)
             return
         connection.progress_ns = time.monotonic_ns()
-        large += self._arrived[:received]
-        if len(large) == head.body_length:
+        connection.missing -= received
+        large += self._arrived[: received if head.reads_body else 0]
+        if connection.missing == 0:
             connection.large = connection.head = None
             self._request(connection, head, large)
 
@@ -362,9 +365,11 @@ class HotLane:
             connection.owes_continue = True  # sent when the answers before it are out
             self.dirty.add(connection)
         if head.chunked:
-            connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes)
+            connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes, keep=head.reads_body)
         elif head.body_length > _LARGE_BODY:
-            connection.large = bytearray(data[at:])  # grows as it arrives: a length is only a promise
+            connection.missing = head.body_length - (len(data) - at)
+            kept = data[at:] if head.reads_body else EMPTY
+            connection.large = bytearray(kept)  # grows as it arrives: a length is only a promise
         return True
 
     def _partial_head(self, connection: Connection, data: bytes | bytearray, at: int) -> bool:
