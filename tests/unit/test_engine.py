@@ -508,6 +508,40 @@ def test_own_records_do_not_end_a_poll(shard: Shard) -> None:
     assert seqs_of(shard, sent) == [3]
 
 
+def test_own_records_beyond_the_window_do_not_hide_others(shard: Shard) -> None:
+    shard.append("t", records(1))
+    sent = shard.send(Op.DIFF, Diff("t", 1, 1, 10_000, ["me"], wait_ms=60_000))
+    shard.append("t", records(1, node="me"))
+    shard.append("t", records(3, node="me"))
+    assert not shard.answered(sent)
+    shard.append("t", [*records(2, node="me"), *records(2, node="you")])
+    diffed, _ = messages.decode_answer(shard.answers.messages[sent])
+    assert diffed.scanned == 7
+    assert seqs_of(shard, sent) == [8]
+
+
+def test_a_poll_has_passed_own_records_when_its_time_is_up(shard: Shard) -> None:
+    shard.append("t", records(1))
+    sent = shard.send(Op.DIFF, Diff("t", 1, 1, 10_000, ["me"], wait_ms=60_000))
+    shard.append("t", records(3, node="me"))
+    shard.delete("t", before_seq=3)
+    shard.engine.polls.end(shard.engine.refresh)
+    diffed, body = messages.decode_answer(shard.answers.messages.pop(sent))
+    page = json.loads(bytes(body) + b"}")
+    assert (page["records"], page["next_from_seq"], page["caught_up"], diffed.scanned) == ([], 4, True, 3)
+
+
+def test_a_gap_behind_own_records_ends_a_poll(shard: Shard) -> None:
+    shard.put("t", config("memory", cap_records=4))
+    sent = shard.send(Op.DIFF, Diff("t", 0, 1, 10_000, ["me"], wait_ms=60_000))
+    shard.append("t", records(3, node="me"))
+    assert not shard.answered(sent)
+    shard.append("t", records(6, node="me"))
+    _, body = messages.decode_answer(shard.answers.messages.pop(sent))
+    page = json.loads(bytes(body) + b"}")
+    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["records"]) == (4, 5, [])
+
+
 def test_many_polls_on_one_topic(shard: Shard) -> None:
     shard.append("t", records(1))
     sent = [poll(shard, from_seq=1) for _ in range(20)]

@@ -667,7 +667,7 @@ def test_it_may_end_at_every_step(tmp_path: Path) -> None:
 
 
 def test_a_long_poll_whose_own_records_went_there_meanwhile(shard: Shard) -> None:
-    """They are none of its business, so it waits on; when its time is up it still begins before them."""
+    """They are none of its business, so it waits on, and it has passed them when its time is up."""
     shard.put("t", TopicConfig())
     head = messages.Diff("t", 0, 100, 2**20, ["me"], True, True, 30_000)
     waiting = shard.send(Op.DIFF, head)
@@ -680,4 +680,4 @@ def test_a_long_poll_whose_own_records_went_there_meanwhile(shard: Shard) -> Non
     shard.engine.polls.end_due(shard.engine.refresh)
     _, body = messages.decode_answer(shard.answers.messages.pop(waiting))
     page = json.loads(bytes(body) + b"}")
-    assert (page["records"], page["next_from_seq"]) == ([], 100)
+    assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], 100, True)

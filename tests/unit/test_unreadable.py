@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model import Record, Shard, error_of
+from model import QuickDisk, Record, Shard, error_of
 from test_relocator import Gate
 from test_tails import Follower, Stage
 
@@ -285,3 +285,30 @@ def test_a_delete_of_what_has_rotted_since_is_repeated_by_a_start(shard: Shard) 
     shard.open()
     report = shard.report("t")
     assert (report.count, report.earliest_seq, report.bytes) == (37, 5, 37 * SIZE)
+
+
+# --- long polls ---
+
+
+class Broken(QuickDisk):
+    broken = False
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        if self.broken:
+            raise OSError(errno.EIO, "broken")
+        return super().read(fd, length, offset)
+
+
+@pytest.mark.parametrize("nodes", [None, ["me"]])
+def test_a_long_poll_that_meets_it_is_told(shard: Shard, nodes: list[str] | None) -> None:
+    """Nothing is kept in memory here, so what was just written is read back."""
+    disk = Broken()
+    shard.restart(disk)
+    shard.append("t", records(1))
+    waiting = shard.send(Op.DIFF, messages.Diff("t", 1, 100, 2**20, nodes, True, True, 30_000))
+    disk.broken = True
+    assert shard.append("t", records(1, node="you")).first_seq == 2
+    assert error_of(lambda: shard.answer(waiting)).status == 500
+    assert shard.engine.polls._by_topic == {}
+    disk.broken = False
+    assert [stored.seq for stored in shard.everything("t")] == [1, 2]

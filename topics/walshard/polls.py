@@ -1,4 +1,8 @@
-"""Long polls: diffs that found nothing and wait for a record or for their time to end."""
+"""Long polls: diffs that found nothing and wait for a record or for their time to end.
+
+Each has a cursor, which stands at the head whenever nothing is published: a reader's own records, which don't end its
+poll, are looked at once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable
 
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import topic_not_found
+from topics.errors import ApiError, CorruptData, topic_not_found
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import ReplyTo
@@ -16,7 +20,7 @@ from topics.walshard.topic import Topic
 
 
 class _Poll:
-    __slots__ = ("correlation", "deadline_ns", "done", "reply_to", "request", "since_ns", "topic")
+    __slots__ = ("at", "correlation", "deadline_ns", "done", "own", "reply_to", "request", "since_ns", "topic")
 
     def __init__(self, topic: Topic, request: messages.Diff, reply_to: ReplyTo, correlation: int) -> None:
         self.topic = topic
@@ -25,6 +29,8 @@ class _Poll:
         self.correlation = correlation
         self.since_ns = time.monotonic_ns()
         self.deadline_ns = self.since_ns + request.wait_ms * 1_000_000
+        self.at = request.from_seq
+        self.own = 0  # records of the reader itself that it has passed
         self.done = False
 
 
@@ -45,9 +51,7 @@ class LongPolls:
             return
         for poll in self._by_topic[topic.id]:
             if not poll.done:
-                reading = self._read(poll)
-                if reading.found:
-                    self._finish(poll, reading)
+                self._look(poll)
         self._forget_done(topic.id)
 
     def topic_dropped(self, topic: Topic) -> None:
@@ -67,7 +71,7 @@ class LongPolls:
             poll = heapq.heappop(deadlines)[2]
             if not poll.done:
                 refresh(poll.topic)
-                self._finish(poll, self._read(poll))
+                self._look(poll, last=True)
                 self._forget_done(poll.topic.id)
 
     def end(
@@ -77,7 +81,7 @@ class LongPolls:
         for _, known, poll in self._deadlines:
             if not poll.done and reply_to in (None, poll.reply_to) and correlation in (None, known):
                 refresh(poll.topic)
-                self._finish(poll, self._read(poll))
+                self._look(poll, last=True)
                 self._forget_done(poll.topic.id)
 
     def cancel(self, reply_to: ReplyTo, correlation: int | None = None) -> None:
@@ -90,13 +94,28 @@ class LongPolls:
         for topic_id in topics:
             self._forget_done(topic_id)
 
+    def _look(self, poll: _Poll, *, last: bool = False) -> None:
+        """Answer it if there is something to tell, or for the last time."""
+        try:
+            reading = self._read(poll)
+        except (CorruptData, OSError) as error:  # nobody's but its reader's
+            poll.done = True
+            failure = ApiError("internal", f"stored data is damaged: {error}")
+            poll.reply_to.send_always(messages.pack_failure(Op.DIFF, poll.correlation, failure))
+            return
+        if reading.found or last:
+            self._finish(poll, reading)
+
     def _read(self, poll: _Poll) -> reads.Reading:
-        """In place: whoever waits was at the head, and what has come since is among the newest. Only a reader that
-        has waited while very many records of its own came may reach the cold tier."""
-        request = poll.request
-        return reads.read(
-            poll.topic, request, self._cache, from_seq=request.from_seq, nodes=request.nodes, in_place=True
-        )
+        """In place: what has come since it last looked is among the newest."""
+        topic, request = poll.topic, poll.request
+        if request.nodes and topic.config.dedupe_node:
+            poll.at, own = reads.behind_own(topic, request.nodes, self._cache, from_seq=poll.at)
+            poll.own += own
+        reading = reads.read(topic, request, self._cache, from_seq=poll.at, nodes=request.nodes, in_place=True)
+        if not reading.found:
+            poll.at = reading.next_from_seq
+        return reading._replace(scanned=reading.scanned + poll.own)
 
     @property
     def next_deadline_ns(self) -> int | None:

@@ -154,6 +154,25 @@ def read(
     return Reading(parts, last, scanned, tombstone, from_seq)
 
 
+def behind_own(topic: Topic, nodes: list[str], cache: BatchCache, *, from_seq: int) -> tuple[int, int]:
+    """The cursor behind the reader's own records: what comes next is another's, a gap, or not there yet. And how many
+    there were. Every batch is opened once, however small the window is that the reader asks for."""
+    if find_gap(topic, from_seq)[0] is not None:
+        return from_seq, 0
+    stop = next_hole(topic, from_seq)
+    own = frozenset(nodes)
+    passed = 0
+    for row in topic.rows.since(topic.rows.position(from_seq + 1)):
+        if row.first >= stop:
+            break
+        live = list(row.live_indexes(max(0, from_seq + 1 - row.first))) if row.live else []
+        others = _foreign(row, live, own, cache) if live else []
+        if others:
+            return row.first + others[0] - 1, passed + live.index(others[0])
+        passed += len(live)
+    return stop - 1, passed
+
+
 def _foreign(row: Row, indexes: range | list[int], nodes: frozenset[str], cache: BatchCache) -> range | list[int]:
     """Those not written by the reader itself."""
     columns = Columns(cache.body(row), count=row.count, ts=row.first_ts)
