@@ -247,6 +247,65 @@ def test_one_that_does_not_stop_is_killed_and_replaced(start: Start) -> None:
     assert gone(before["shard-0"])
 
 
+def successor_of(server: RoleServer) -> int:
+    """The child that has no name yet."""
+
+    def spare() -> int:
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        return next((int(pid) for pid in children if int(pid) not in server.pids().values()), 0)
+
+    return eventually(spare, what="a successor")
+
+
+def test_a_successor_that_dies_while_its_peers_hold(start: Start, wrong: Path) -> None:
+    """Nothing new is asked of the old one, and only a new link ends that: another one gets it."""
+    wrong.write_text("tardy")
+    tardy = ProcessSpec("gateway-1", "roles.changes", 1, listener=True)
+    links = [("gateway-0", "router"), ("gateway-1", "router")]
+    server = start([GATEWAY, tardy, ROUTER], links)
+    server.wait_all_ready()
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(order(server, "router")[1]))
+    thread.start()
+    eventually(lambda: server.trace("gateway-1", "told_to_hold"), what="a hold")
+    dead = successor_of(server)
+    os.kill(dead, signal.SIGKILL)
+    eventually(lambda: gone(dead))
+    wrong.unlink()
+    thread.join(30)
+    replaced_without_a_death(server, "router", outcomes, dead)
+
+
+def test_a_successor_that_dies_while_the_old_one_retires(start: Start) -> None:
+    stubborn = ProcessSpec("shard-0", "roles.stubborn", 0, stores=True)
+    server = start(
+        [GATEWAY, ROUTER, stubborn], [("gateway-0", "router"), ("gateway-0", "shard-0")], stop_timeout_ms=900
+    )
+    server.wait_all_ready()
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(order(server, "shard")[1]))
+    thread.start()
+    eventually(lambda: server.trace("shard-0", "told_to_stop"), what="a stop")
+    dead = successor_of(server)
+    os.kill(dead, signal.SIGKILL)
+    thread.join(30)
+    replaced_without_a_death(server, "shard-0", outcomes, dead)
+
+
+def replaced_without_a_death(server: RoleServer, name: str, outcomes: list[Outcome], dead: int) -> None:
+    assert outcomes == [Outcome([name])]
+    assert server.word(name, Word.GENERATION) == 2
+    assert server.word(name, Word.RESTARTS) == 0
+    assert server.pids()[name] != dead
+    assert "event=child_died" not in server.stderr()
+    assert not Path(f"/proc/{dead}").exists(), "nobody has taken note of its end"
+    down = [line["event"] for line in server.trace("gateway-0") if line.get("peer") == name]
+    assert down[-2:] == ["link_down", "link_up"]
+    assert down.count("link_down") == 1
+    if name == "router":
+        pings_on(server)
+
+
 @pytest.mark.skipif(
     not EXHAUSTIVE, reason="TOPICS_TEST_EXHAUSTIVE is not set: it takes as long as a peer is waited for"
 )

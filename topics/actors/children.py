@@ -72,6 +72,14 @@ class Child:
         while not holds():
             await self._changed.wait()
 
+    def take_successor(self) -> ChildProcess | None:
+        """None: there is none, or it is dead, and booting it would send its peers to nobody."""
+        successor, self.successor = self.successor, None
+        if successor is not None and successor.ended:
+            successor.reap()
+            return None
+        return successor
+
     def drop_successor(self) -> None:
         """It will not be needed."""
         if self.successor is not None:

@@ -73,6 +73,10 @@ class ChildProcess:
             popen.wait()
             raise
 
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
     def kill(self) -> None:
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -15,8 +15,9 @@ kept back is kept by a process that has nothing else to think about.
 Rules: one reload at a time; it ends with the first process that is not replaced, and what has not been replaced by then
 goes on. A successor that dies is started again like any child: the reload has failed, the server has not.
 
-Crash of the process that retires: its successor is started as if it had ended. Of a peer that should hold: nobody waits
-for it.
+Crash of the successor before it is started: another is spawned when its turn comes, for its peers hold already, and
+only a new link ends that. Of the process that retires: its successor is started as if it had ended. Of a peer that
+should hold: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Reload:
             self._log.error("child_does_not_retire", child=child.name, pid=child.process.pid)
             child.process.kill()
             await child.wait_until(lambda: life() is not Life.RETIRING)
-        report("starting", successor.pid)
+        report("starting", _pid(child))
         with trio.move_on_after(self._order.timeout_s):
             await child.wait_until(lambda: life() not in _UNDECIDED or child.starts > starts + 1)
         if life() in _UNDECIDED and child.starts == starts + 1:
@@ -131,7 +132,7 @@ class Reload:
             )
         if life() is not Life.READY or child.starts != starts + 1:
             raise NotReplaced(f"{child.name} did not come up: {child.reason or child.ending}; it is {_fate(child)}")
-        report("ready", successor.pid)
+        report("ready", _pid(child))
 
     async def _prepare(self, child: Child) -> ChildProcess:
         try:
@@ -201,6 +202,10 @@ async def _discard(process: ChildProcess) -> None:
     with trio.CancelScope(shield=True):
         await process.wait_exit()
     process.reap()
+
+
+def _pid(child: Child) -> int:
+    return 0 if child.process is None else child.process.pid
 
 
 def _rank(child: Child) -> tuple[int, int]:

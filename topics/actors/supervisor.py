@@ -223,8 +223,7 @@ class Supervisor:
         child.watch = HeartbeatWatch(interval_ms=self._settings.heartbeat_ms)
         regions = self._estate.make_regions(child)
         try:
-            process, child.successor = child.successor or ChildProcess.spawn(), None
-            child.process = process
+            process = child.process = child.take_successor() or ChildProcess.spawn()
             child.row.set(Word.PID, process.pid)
             boot = self._estate.boot(child, regions, self._plan)
             self._tell(child, boot, self._estate.boot_fds(child, regions, lock_fd=self._folder.lock_fd))

@@ -6,6 +6,7 @@ refuse    can't serve, and says so
 die       dies before it serves
 slow      does not serve as long as this stands there
 deaf      holds nobody
+tardy     holds nobody as long as this stands there
 """
 
 import os
@@ -30,6 +31,14 @@ if wrong() == "protocol":
     __main__.PROTOCOL += 1
 
 
+def hold_late(context: Context, peer: str) -> None:
+    trace(context, "told_to_hold", peer=peer)
+    while wrong():
+        context.beat()
+        time.sleep(0.05)
+    context.held(peer)
+
+
 async def run(context: Context) -> None:
     what = wrong()
     if what == "refuse":
@@ -43,5 +52,7 @@ async def run(context: Context) -> None:
             time.sleep(0.05)
     if what == "deaf":
         context.on_hold = lambda peer: trace(context, "told_to_hold", peer=peer)
+    if what == "tardy":
+        context.on_hold = lambda peer: hold_late(context, peer)
     context.on_retire = lambda heir: (trace(context, "told_to_retire"), context.on_stop())[1]
     await echo.run(context)
