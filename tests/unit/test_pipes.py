@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.storage.config import TopicConfig
 from topics.walshard import pipes as pipes_module
+from topics.walshard.topic import Topic, Totals
 
 
 @pytest.fixture(autouse=True)
@@ -447,6 +449,58 @@ def test_hops_of_what_has_not_gone_round_yet_are_never_forgotten(
     assert shard.read_raw("d", 0)[0].hops == expected
 
 
+RANGES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=12)
+RUNS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=6)
+
+
+@examples(300)
+@given(steps=RANGES, runs=RUNS)
+def test_hops_like_a_naive_reader(steps: list[tuple[int, int, int]], runs: list[tuple[int, int]]) -> None:
+    topic = _topic()
+    at = 0
+    for gap, count, passed in steps:
+        topic.hops.append((at + gap, at + gap + count - 1, passed))
+        at += gap + count - 1
+    seqs: list[tuple[int, int]] = []
+    at = 1
+    for gap, count in runs:
+        seqs.append((at + gap, count))
+        at += gap + count
+    known = {seq: passed for low, high, passed in topic.hops for seq in range(low, high + 1)}
+    expected = [known.get(seq, 0) for first, count in seqs for seq in range(first, first + count)]
+    assert pipes_module._hops_of(topic, seqs) == (expected if any(expected) else None)
+
+
+def _topic() -> Topic:
+    return Topic(id=1, name="t", config=TopicConfig(), created_ms=0, ceiling=0, totals=Totals())
+
+
+@pytest.mark.parametrize("behind", [0, 4_000])
+def test_whoever_lags_in_a_ring_is_served_as_quickly(shard: PipeShard, behind: int) -> None:
+    """There are ranges for what it has not come to yet, as many as are kept and more."""
+    shard.append("s", numbers(1, 4_096))
+    first = 4_097 - behind
+    shard.topic("s").hops += [(seq, seq, 1) for seq in range(first, first + 2 * 65_536, 2)]
+    began = time.perf_counter()
+    piece, _ = shard.read_raw("s", 0, limit=4_096)
+    assert time.perf_counter() - began < 0.5
+    assert piece.count == 4_096
+    assert piece.hops == ([0] * 96 + [1, 0] * 2_000 if behind else None)
+
+
+def test_remembering_hops_is_as_quick_while_nobody_reads_them(shard: PipeShard) -> None:
+    topic = shard.topic("s")
+    topic.hops += [(seq, seq, 1) for seq in range(1, 1_000_001, 2)]
+    began = time.perf_counter()
+    for seq in range(1_000_001, 1_000_401, 2):
+        pipes_module._remember_hops(topic, seq, [1])
+    assert time.perf_counter() - began < 1
+    assert len(topic.hops) == 500_200
+    topic.hops_read = 1_000_000
+    pipes_module._remember_hops(topic, 1_000_401, [1])
+    assert len(topic.hops) == 65_536
+
+
 # --- reading raw -------------------------------------------------------------------------------------
 
 
@@ -601,6 +655,7 @@ def test_until_the_copies_are_there_again_nobody_may_look(shard: PipeShard) -> N
     refused(shard, "d")
     known = shard.call(Op.PUT_TOPIC, messages.PutTopic("d", TopicConfig(), None, create_only=True))
     assert not known.created, "the router process only asks that there is one"
+    assert listed_as_rebuilding(shard) == ["d"]
     assert shard.data("s") == [b"%d" % number for number in range(1, 7)]
     again = Forwarder(shard, "s", "d")
     again.step(limit=2)
@@ -609,6 +664,12 @@ def test_until_the_copies_are_there_again_nobody_may_look(shard: PipeShard) -> N
     refused(shard, "d")
     again.step(limit=2)
     assert shard.seqs("d") == before
+    assert listed_as_rebuilding(shard) == []
+
+
+def listed_as_rebuilding(shard: PipeShard) -> list[str]:
+    rows = shard.call(Op.LIST_TOPICS, messages.ListTopics("", "", 10, False)).rows
+    return [row.topic for row in rows if row.rebuilding]
 
 
 def test_copies_in_segments_are_not_made_again(shard: PipeShard) -> None:

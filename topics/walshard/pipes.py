@@ -22,7 +22,9 @@ position and copies can't disagree. Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from topics import limits
@@ -39,6 +41,7 @@ from topics.walshard.fetcher import window
 from topics.walshard.topic import Topic
 
 _HOP_RANGES = 65_536
+_LAST = itemgetter(1)
 
 
 class Pipes:
@@ -348,8 +351,8 @@ def _remember_hops(topic: Topic, first: int, hops: Iterable[int]) -> None:
             ranges.append((seq, seq, passed))
     if len(ranges) > 2 * _HOP_RANGES:
         # The oldest go, but never what the next in the ring has not read yet.
-        old = ranges[:-_HOP_RANGES]
-        ranges[: len(old)] = [known for known in old if known[1] > topic.hops_read]
+        read = bisect_right(ranges, topic.hops_read, key=_LAST)
+        del ranges[: min(read, len(ranges) - _HOP_RANGES)]
 
 
 def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tuple[messages.RawPiece, bytes]:
@@ -440,11 +443,19 @@ def _runs(first: int, indexes: list[int]) -> list[tuple[int, int]]:
 
 
 def _hops_of(topic: Topic, seqs: list[tuple[int, int]]) -> list[int] | None:
-    if not seqs or topic.hops[-1][1] < seqs[0][0]:
+    """Ranges and seqs both ascend: one walk over what they have in common, however many lie behind."""
+    ranges = topic.hops
+    if not seqs or ranges[-1][1] < seqs[0][0]:
+        return None
+    at = bisect_left(ranges, seqs[0][0], key=_LAST)
+    low, high, passed = ranges[at]
+    if low >= sum(seqs[-1]):
         return None
     hops = []
-    ranges = [known for known in topic.hops if known[1] >= seqs[0][0]]
     for first, count in seqs:
         for seq in range(first, first + count):
-            hops.append(next((passed for low, high, passed in ranges if low <= seq <= high), 0))
+            while high < seq and at < len(ranges) - 1:
+                at += 1
+                low, high, passed = ranges[at]
+            hops.append(passed if low <= seq <= high else 0)
     return hops if any(hops) else None
