@@ -201,6 +201,15 @@ def test_a_listing_asks_every_shard_and_merges_by_name(handlers: Handlers) -> No
     assert following.calls[0].head.after == "c"
 
 
+def test_a_page_with_a_topic_that_is_being_rebuilt_is_none(handlers: Handlers) -> None:
+    half = messages.TopicRow("b", 0, 1, 0, 0, False, 0, rebuilding=True)
+    answers = [messages.TopicsListed([row("a")], False), messages.TopicsListed([half], False)]
+    with pytest.raises(ApiError) as refused:
+        listed(handlers, answers)
+    assert (refused.value.code, refused.value.detail) == ("shard_unavailable", {"topic": "b"})
+    assert [topic["topic"] for topic in listed(handlers, answers, page_size="1")["topics"]] == ["a"]
+
+
 def test_the_last_page_has_no_cursor(handlers: Handlers) -> None:
     none = messages.TopicsListed([], False)
     assert "next_cursor" not in listed(handlers, [messages.TopicsListed([row("a")], False), none, none])

@@ -124,6 +124,14 @@ def test_the_block_is_bounded(board: Board) -> None:
     assert scrape(handlers, row("a"), more=True)["topics_topic_metrics_truncated"] == 1
 
 
+def test_a_topic_that_is_being_rebuilt_is_left_out(board: Board) -> None:
+    half = messages.TopicRow("b", 0, 1, 0, 0, False, 0, rebuilding=True)
+    found = scrape(MetricsHandlers(board, shards=2), row("a"), half)
+    assert "topics_topic_head_seq{topic=a}" in found
+    assert "topics_topic_head_seq{topic=b}" not in found
+    assert found["topics_topic_metrics_truncated"] == 1
+
+
 def test_queues_ask_the_coordinator(board: Board) -> None:
     gather = MetricsHandlers(board, shards=2).get(ask())
     assert isinstance(gather, Gather)

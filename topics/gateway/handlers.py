@@ -18,7 +18,7 @@ import msgspec
 from topics import __version__, limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, being_rebuilt, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
 from topics.gateway.guard import check_config
@@ -187,6 +187,9 @@ class Handlers:
         def render(answers: list[messages.TopicsListed]) -> Outcome:
             rows = heapq.merge(*(answer.rows for answer in answers), key=lambda row: row.topic)
             page = [row for _, row in zip(range(size), rows, strict=False)]
+            for row in page:
+                if row.rebuilding:
+                    raise being_rebuilt(row.topic)
             more = any(answer.more for answer in answers) or sum(len(a.rows) for a in answers) > size
 
             def answer(counts: dict[str, dict[str, int]]) -> Response:

@@ -509,6 +509,7 @@ class Engine:
                     topic_id=topic.id if is_queue else 0,
                     removals=removals(topic) if is_queue else 0,
                     completing=topic.completing if is_queue else 0,
+                    rebuilding=topic.deriving,
                 )
             )
         return messages.pack(Op.LIST_TOPICS, correlation, messages.TopicsListed(rows, len(names) > request.limit))

@@ -108,6 +108,7 @@ class TopicRow(Message, frozen=True):
     topic_id: int = 0  # only of queues, like what follows
     removals: int = 0
     completing: int = 0
+    rebuilding: bool = False  # its copies are being made again: nothing of this may be shown
 
 
 class TopicsListed(Message, frozen=True):
