@@ -114,9 +114,8 @@ class MetricsHandlers:
     def _listed(self, request: Request, answers: list[messages.TopicsListed | None]) -> Outcome:
         known = [row for answer in answers if answer is not None for row in answer.rows]
         rows = sorted((row for row in known if not row.rebuilding), key=lambda row: row.topic)
-        cut = (
-            len(rows) < len(known) or len(rows) > limits.METRICS_TOPICS or len(answers) < self._shards
-        )  # some could not even be asked
+        cut = len(rows) < len(known) or len(rows) > limits.METRICS_TOPICS
+        cut = cut or len(answers) < self._shards  # some could not even be asked
         cut = cut or any([answer is None or answer.more for answer in answers])
         figures = [TopicFigures(row) for row in rows[: limits.METRICS_TOPICS]]
         queues = [one for one in figures if one.row.topic_id]
