@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 import trio
-from model import Record, Shard, Stored
+from model import Record, Shard, Stored, error_of
 from test_engine_faults import FaultyDisk
 
+from topics import limits
 from topics.actors.link import Link
 from topics.errors import DiskFull
 from topics.settings import Settings
@@ -218,3 +219,54 @@ def test_and_go_when_it_does(tmp_path: Path, disk: FaultyDisk, old: dict[str, li
     life.end()
     assert segments
     assert not any(os.path.exists(path) for path in segments)
+
+
+# --- a start on a full disk --------------------------------------------------------------------------
+
+
+class LittleSpace(FaultyDisk):
+    """New files may be small ones."""
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        if size > limits.WAL_RESERVE_BYTES // 2:
+            raise DiskFull("no space")
+        return super().create(path, size=size)
+
+
+def test_a_start_without_space_for_a_log_file_serves_what_it_can(tmp_path: Path, disk: FaultyDisk) -> None:
+    shard = Shard(tmp_path, disk=disk)
+    shard.append("t", records(30))
+    shard.append("e", records(3), config=TopicConfig(durability="ephemeral"))
+    for _ in range(3):
+        shard.restart(LittleSpace())
+        stored = shard.everything("t")
+        assert error_of(lambda: shard.append("t", records(1))).code == "storage_full"
+        assert shard.engine.commit.read_only
+        assert error_of(lambda: shard.put("new", TopicConfig())).code == "storage_full"
+        assert shard.delete("t", before_seq=stored[0].seq + 5).deleted == 5
+        assert shard.everything("t") == stored[5:]
+    assert len(stored) == 20
+    shard.disk.create = FaultyDisk.create.__get__(shard.disk)  # type: ignore[method-assign]
+    shard.append("t", records(2))
+    assert not shard.engine.commit.read_only
+    shard.restart()
+    assert [each.seq for each in shard.everything("t")] == list(range(16, 33))
+
+
+def test_what_nothing_names_goes_before_the_log_asks_for_space(tmp_path: Path, disk: FaultyDisk) -> None:
+    shard = Shard(tmp_path, disk=disk)
+    shard.append("t", records(30))
+    shard.crash()
+    unfinished = tmp_path / "topics" / f"{shard.topic('t').id:016x}" / "00000000000000000001.data"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(b"x" * 1_000)
+    stale = Path(shard_dir(os.fspath(tmp_path), 0)) / "00000007-000000000001.wal"
+    stale.write_bytes(b"x" * 1_000)
+    new = FaultyDisk()
+    new.when = lambda call: (
+        DiskFull("no space") if call == "create" and (unfinished.exists() or stale.exists()) else None
+    )
+    life = Life(tmp_path, new)
+    wal = life.begin()._engine.wal
+    life.end()
+    assert wal.current.size == life.context.settings.wal_file_bytes

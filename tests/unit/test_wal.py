@@ -171,6 +171,89 @@ def test_no_space_for_the_next_file_leaves_the_current_one(wal: Wal, disk: Count
     assert wal.files[0] is current
 
 
+def begin(disk: QuickDisk, folder: Path) -> Wal:
+    return Wal(
+        disk,
+        str(folder),
+        shard=2,
+        layout=3,
+        boot_id=BOOT,
+        file_bytes=80_000,
+        next_lsn=10,
+        next_file_no=5,
+        recovered=[],
+    )
+
+
+class ScarceDisk(QuickDisk):
+    """Has so many bytes for new files, and for writes to what was not reserved."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.reserved: dict[int, int] = {}
+
+    def create(self, path: str, *, size: int = 0) -> int:
+        if size > self.free:
+            raise DiskFull("no space")
+        self.free -= size
+        fd = super().create(path, size=size)
+        self.reserved[fd] = size
+        return fd
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        more = max(0, offset + len(data) - self.reserved[fd])
+        if more > self.free:
+            raise DiskFull("no space")
+        self.free -= more
+        self.reserved[fd] += more
+        super().write(fd, data, offset)
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved"),
+    [(79_999, 10_064), (10_063, 5_064), (5_063, FILE_HEADER_BYTES), (FILE_HEADER_BYTES, FILE_HEADER_BYTES)],
+)
+def test_the_first_file_takes_what_space_there_is_and_leaves_it_to_deletes(
+    tmp_path: Path, free: int, reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 10_000)
+    disk = ScarceDisk(free)
+    wal = begin(disk, tmp_path)
+    assert disk.reserved[wal.current.fd] == reserved
+    assert os.listdir(tmp_path) == ["00000003-000000000005.wal"]
+    assert decode_wal_header(Path(wal.current.path).read_bytes()[:FILE_HEADER_BYTES], path="it").file_no == 5
+    assert wal.room == 0
+    assert not wal.fits(1, reserve=False)
+    assert wal.fits(5_000, reserve=True)
+    with pytest.raises(DiskFull):
+        wal.rotate(100)
+    wal.stage(FrameType.DELETE, topic_id=7, ts=99, body=b"x" * 3_000)
+    if free > FILE_HEADER_BYTES:
+        wal.write()
+        assert [frame.lsn for frame in frames(wal.current)] == [10]
+    else:
+        with pytest.raises(DiskFull):
+            wal.write()
+        assert frames(wal.current) == []
+    disk.free = 200_000
+    first = wal.current
+    wal.rotate(100)
+    assert wal.files == [first, wal.current]
+    assert wal.current.size == 80_000
+    assert wal.fits(60_000, reserve=False)
+    assert not wal.fits(75_000, reserve=False)
+    assert wal.fits(75_000, reserve=True)
+    disk.close_all()
+
+
+def test_a_file_that_can_not_even_have_a_header_leaves_nothing(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DiskFull):
+        begin(ScarceDisk(FILE_HEADER_BYTES - 1), tmp_path)
+    assert os.listdir(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_trimming_takes_the_oldest_files_that_nobody_needs(wal: Wal) -> None:
     rows = []
     for number in range(4):

@@ -73,7 +73,7 @@ class Disk:
                 if size:
                     os.posix_fallocate(fd, 0, size)
                 self.sync_dir(os.path.dirname(path))
-            except BaseException:
+            except (DiskFull, OSError):
                 os.close(fd)
                 os.unlink(path)
                 raise

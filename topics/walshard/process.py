@@ -26,7 +26,7 @@ from topics.walshard.engine import Engine
 from topics.walshard.leftovers import remove_leftovers, remove_stale
 from topics.walshard.mover import Mover
 from topics.walshard.quota import Quota
-from topics.walshard.recovery import Recovery, boot_id
+from topics.walshard.recovery import Recovered, Recovery, boot_id
 from topics.walshard.relocator import Relocator
 from topics.walshard.segments import OpenFiles
 from topics.walshard.space import FreeSpace
@@ -112,6 +112,8 @@ class Shard:
         recovered = recovery.run(layout=old_layout, old_shards=old_shards)
         for note in recovered.notes:
             context.log.warning("recovery", note=note)
+        if not moving:
+            self._clear_up(recovered)  # the log may need the space
         wal = Wal(
             self._disk,
             folder,
@@ -159,16 +161,8 @@ class Shard:
         if moving:
             self._move_all()
         else:
-            self._remove_stale(context.layout)
             for path in recovered.snapshots:
                 self._mover.adopt_snapshot(path)
-            removed = sum(
-                remove_leftovers(recovered, root, shard=context.index, shards=context.shards, disk=self._disk)
-                for root in (settings.data_dir, context.cold)
-                if root is not None
-            )
-            if removed:
-                context.log.info("removed leftover files", files=removed)
         self._publish_counters()
         context.log.info(
             "recovered",
@@ -198,6 +192,18 @@ class Shard:
             raise DiskFull("no space for the snapshot of the new layout, here or in the cold tier")
         for file in foreign:
             self._disk.close(file.fd)
+
+    def _clear_up(self, recovered: Recovered) -> None:
+        """Files that nothing names: of another layout, or of what did not get to its end."""
+        context = self._context
+        self._remove_stale(context.layout)
+        removed = sum(
+            remove_leftovers(recovered, root, shard=context.index, shards=context.shards, disk=self._disk)
+            for root in (context.settings.data_dir, context.cold)
+            if root is not None
+        )
+        if removed:
+            context.log.info("removed leftover files", files=removed)
 
     def _remove_unfinished(self, layout: int) -> None:
         """Of a move to this layout that did not get to its end."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from topics import limits
-from topics.errors import CorruptData
+from topics.errors import CorruptData, DiskFull
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame
 from topics.storage.paths import numbered_name
@@ -81,9 +81,10 @@ class Wal:
         self.rotations = 0
         self._reserve = min(limits.WAL_RESERVE_BYTES, file_bytes // 8)
         self.room = 0  # what the current file still takes, its reserve left alone
-        self.current = self._begin(self._new_file(0))
+        self.current = self._begin(self._first_file())
 
     def _begin(self, file: WalFile) -> WalFile:
+        self._reserve = min(limits.WAL_RESERVE_BYTES, self._file_bytes // 8, file.size - file.end)
         self.room = file.size - file.end - self._reserve
         return file
 
@@ -172,13 +173,29 @@ class Wal:
     def rotate(self, size: int) -> None:
         """Go on in a new file that has room for a frame of this size; DiskFull leaves the current one in place."""
         assert not self._staged
-        fresh = self._new_file(size)
+        fresh = self._new_file(self._file_size(size))
         self.older.append(self.current)
         self.current = self._begin(fresh)
         self.rotations += 1
 
-    def _new_file(self, frame_size: int) -> WalFile:
-        size = max(self._file_bytes, FILE_HEADER_BYTES + frame_size + limits.WAL_RESERVE_BYTES)
+    def _file_size(self, frame_size: int) -> int:
+        return max(self._file_bytes, FILE_HEADER_BYTES + frame_size + limits.WAL_RESERVE_BYTES)
+
+    def _first_file(self) -> WalFile:
+        """On a full disk one that is all reserve, as much as there is space for: reads need none, deletes little, and
+        who appends asks for the next file."""
+        size = self._file_size(0)
+        least = FILE_HEADER_BYTES + limits.CONTROL_BYTES
+        reserve = self._reserve
+        while size >= least:
+            try:
+                return self._new_file(size)
+            except DiskFull:
+                size = FILE_HEADER_BYTES + reserve
+                reserve //= 2
+        return self._new_file(FILE_HEADER_BYTES + self._reserve, reserved=False)
+
+    def _new_file(self, size: int, *, reserved: bool = True) -> WalFile:
         header = WalHeader(
             shard=self._shard,
             layout=self._layout,
@@ -187,9 +204,14 @@ class Wal:
             boot_id=self._boot_id,
         )
         path = os.path.join(self._folder, numbered_name(self._layout, self._next_file_no, "wal"))
-        fd = self._disk.create(path, size=size)
-        self._disk.write(fd, header.encode(), 0)
-        self._disk.sync(fd)  # a file whose header a power cut took could not be told from damage
+        fd = self._disk.create(path, size=size if reserved else 0)
+        try:
+            self._disk.write(fd, header.encode(), 0)
+            self._disk.sync(fd)  # a file whose header a power cut took could not be told from damage
+        except (DiskFull, OSError):
+            self._disk.close(fd)
+            self._disk.unlink(path)
+            raise
         self._next_file_no += 1
         kill_point("rotated")
         return WalFile(path, header, self._disk, fd=fd, size=size)
