@@ -28,6 +28,7 @@ _TOP = 20
 _DRAWN = 5
 _OLD_MS = HOUR_MS  # a ready job older than this is worth a word
 _NAMED = 500  # more queues than this are read as part of everything
+_LABELLED = 500  # queues with metrics of their own
 _PERCENTILES = (0.5, 0.95, 0.99)
 _LABELS = ("p50", "p95", "p99")
 _TIMES = ("wait", "service")
@@ -48,14 +49,14 @@ def compute(job: Job) -> Result:
             job.save("daily", week.groupBy("date", "queue").agg(*_aggregates()))
             rows = _rows(week, state)
             totals = _totals(week, state)
-            drawn = [row["queue"] for row in rows if row["acked"] or row["claimed"]][:_DRAWN]
+            drawn = [row["queue"] for row in rows[:_TOP] if row["acked"] or row["claimed"]][:_DRAWN]
             by_day = _by_day(week, drawn)
     summary = {"queues": len(queues) if len(queues) <= _NAMED else topics.count(), **totals}
     return Result(
         summary=summary,
-        findings=_findings(summary, rows, job.now_ms),
-        tables=_tables(rows, summary, job.now_ms),
-        charts=_charts(by_day, drawn, rows),
+        findings=_findings(summary, job.now_ms),
+        tables=_tables(rows[:_TOP], summary, job.now_ms),
+        charts=_charts(by_day, drawn, rows[:_TOP]),
         metrics=_metrics(summary, rows, job.now_ms),
     )
 
@@ -187,7 +188,7 @@ def _rows(week: DataFrame, state: DataFrame) -> list[dict[str, Any]]:
     counted = week.groupBy("queue").agg(*_aggregates())
     names = [*_COUNTS, *(f"{name}_jobs" for name in _TIMES)]
     joined = state.join(counted, "queue", "left").na.fill(0, names)
-    ordered = joined.orderBy(F.desc(F.greatest("claimed", "ready")), "queue").limit(_TOP)
+    ordered = joined.orderBy(F.desc(F.greatest("claimed", "ready")), "queue").limit(_LABELLED)
     return [_unpacked(row.asDict()) for row in ordered.collect()]
 
 
@@ -204,7 +205,7 @@ def _totals(week: DataFrame, state: DataFrame) -> dict[str, Any]:
     happened = week.agg(*_aggregates()).first()
     now = state.agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _STATES),
-        F.min("oldest_ready").alias("oldest_ready_since_ms"),
+        F.min(F.when(F.col("oldest_ready").isNotNull(), F.struct("oldest_ready", "queue"))).alias("oldest"),
     ).first()
     assert happened is not None  # both are aggregates of all rows
     assert now is not None
@@ -215,7 +216,15 @@ def _totals(week: DataFrame, state: DataFrame) -> dict[str, Any]:
         .collect()  # one a reason, of which there are four
     )
     released = {row["reason"]: row["jobs"] for row in sorted(reasons)}
-    return {**now.asDict(), **_unpacked(happened.asDict()), "released_by_reason": released}
+    states = now.asDict()
+    oldest = states.pop("oldest")
+    return {
+        **states,
+        "oldest_ready_since_ms": None if oldest is None else oldest["oldest_ready"],
+        "oldest_ready_queue": None if oldest is None else oldest["queue"],
+        **_unpacked(happened.asDict()),
+        "released_by_reason": released,
+    }
 
 
 def _by_day(week: DataFrame, drawn: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -228,16 +237,16 @@ def _by_day(week: DataFrame, drawn: list[str]) -> dict[str, list[dict[str, Any]]
     return found
 
 
-def _findings(summary: dict[str, Any], rows: list[dict[str, Any]], now_ms: int) -> list[Finding]:
+def _findings(summary: dict[str, Any], now_ms: int) -> list[Finding]:
     done = amounts.several(summary["acked"], "job")
     found = [Finding("ok", f"{done} done in the last seven days; {summary['ready']:,} ready now.")]
     if summary["wait_p95_ms"] is not None and summary["service_p95_ms"] is not None:
         wait, service = units.duration_text(summary["wait_p95_ms"]), units.duration_text(summary["service_p95_ms"])
         found.append(Finding("ok", f"19 of 20 jobs wait for {wait} at most and take {service} at most."))
     if summary["oldest_ready_since_ms"] is not None and now_ms - summary["oldest_ready_since_ms"] > _OLD_MS:
-        oldest = min((row for row in rows if row["oldest_ready"] is not None), key=lambda row: row["oldest_ready"])
-        age = units.duration_text(now_ms - oldest["oldest_ready"])
-        found.append(Finding("notice", f"Queue {oldest['queue']} has a job that has been ready for {age}."))
+        age = units.duration_text(now_ms - summary["oldest_ready_since_ms"])
+        queue = summary["oldest_ready_queue"]
+        found.append(Finding("notice", f"Queue {queue} has a job that has been ready for {age}."))
     if summary["dead_lettered"]:
         dead = amounts.several(summary["dead_lettered"], "job")
         found.append(Finding("notice", f"{dead} went to the dead letters in the last seven days."))
@@ -330,9 +339,9 @@ def _metrics(summary: dict[str, Any], rows: list[dict[str, Any]], now_ms: int) -
         for row in rows:
             labels = {"queue": row["queue"], "percentile": label}
             if (ms := row[f"wait_{label}_ms"]) is not None:
-                text = "From a job's own time to its first claim, over seven days."
+                text = f"From a job's own time to its first claim, over seven days; the {_LABELLED} busiest queues."
                 found.append(Metric("queues_wait_seconds", text, ms / 1_000, labels))
             if (ms := row[f"service_{label}_ms"]) is not None:
-                text = "From a claim to its ack, over seven days."
+                text = f"From a claim to its ack, over seven days; the {_LABELLED} busiest queues."
                 found.append(Metric("queues_service_seconds", text, ms / 1_000, labels))
     return found

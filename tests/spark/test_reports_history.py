@@ -281,6 +281,26 @@ def test_old_days_leave_the_week(play: Play, frames: Frames) -> None:
     assert play.run(queues, now_ms=NOW + 7 * DAY_MS).summary["claimed"] == 0
 
 
+def test_the_oldest_ready_job_may_be_in_a_queue_that_no_table_shows(play: Play, frames: Frames) -> None:
+    names = [f"q{number:02d}" for number in range(21)]
+    held = [event(1, NOW - MINUTE_MS, "claimed", 1, "l1", queue=name, deadline=NOW + 1) for name in names[:20]]
+    held += [event(2, NOW, "claimed", 2, "l2", queue=name, deadline=NOW + 1) for name in names[:20]]
+    last = [
+        event(1, NOW - HOUR_MS, "claimed", 1, "l1", queue="q20"),
+        event(2, NOW - HOUR_MS + 500, "acked", 1, "l1", queue="q20"),
+    ]
+    jobs = [job for name in names[:20] for job in records(name, [NOW - MINUTE_MS] * 2)]
+    jobs += records("q20", [NOW - 3 * HOUR_MS], deleted=True) + records("q20", [NOW - 2 * HOUR_MS], first=2)
+    topics = [topic(name, 2, type="queue") for name in names]
+    frames.rows = {"topics": topics, "records": jobs, "leases": held + last}
+    result = play.run(queues, now_ms=NOW)
+    assert "q20" not in [row["queue"] for row in table(result, "Times, last seven days")]
+    assert findings(result, "notice") == ["Queue q20 has a job that has been ready for 2h."]
+    assert (result.summary["oldest_ready_since_ms"], result.summary["ready"]) == (NOW - 2 * HOUR_MS, 1)
+    assert metrics(result, "queues_wait_seconds")[("q20", "p95")] == 2 * 3_600
+    assert metrics(result, "queues_service_seconds") == {("q20", label): 0.5 for label in ("p50", "p95", "p99")}
+
+
 # --- letters -----------------------------------------------------------------------------------------
 
 
