@@ -105,21 +105,25 @@ def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _by_day(merged: DataFrame, drawn: list[str | None], now_ms: int) -> dict[str, dict[int, int]]:
+def _by_day(merged: DataFrame, drawn: list[str | None], now_ms: int) -> list[tuple[str, dict[int, int]]]:
     """Records by node and day."""
     if not drawn:
-        return {}
-    shown = F.coalesce("node", F.lit(_NOBODY))
-    name = F.when(shown.isin([node or _NOBODY for node in drawn]), shown).otherwise("others")
-    rows = merged.groupBy(name.alias("name"), "date").agg(F.sum("records").alias("records")).collect()
+        return []
+    places = [F.when(F.col("node").eqNullSafe(F.lit(node)), place) for place, node in enumerate(drawn)]
+    place = F.coalesce(*places, F.lit(len(drawn)))  # not by what is shown: a node may have the name of others
+    rows = merged.groupBy(place.alias("place"), "date").agg(F.sum("records").alias("records")).collect()
     first = min(day_start_ms(row["date"]) for row in rows)
     last = max(day_start_ms(day_of(now_ms)), *(day_start_ms(row["date"]) for row in rows))
-    found: dict[str, dict[int, int]] = {}
+    found: dict[int, dict[int, int]] = {}
     for row in rows:
-        days = found.setdefault(row["name"], dict.fromkeys(range(first, last + 1, DAY_MS), 0))
+        days = found.setdefault(row["place"], dict.fromkeys(range(first, last + 1, DAY_MS), 0))
         days[day_start_ms(row["date"])] = row["records"]
-    order = [node or _NOBODY for node in drawn]
-    return {name: found[name] for name in [*order, "others"] if name in found}
+    names = [*map(_shown, drawn), "others"]
+    return [(names[place], found[place]) for place in sorted(found)]
+
+
+def _shown(node: str | None) -> str:
+    return _NOBODY if node is None else node
 
 
 def _findings(summary: dict[str, Any], silent: list[dict[str, Any]]) -> list[Finding]:
@@ -162,7 +166,7 @@ def _tables(
             ],
             rows=[
                 (
-                    row["node"] or _NOBODY,
+                    _shown(row["node"]),
                     row["records"],
                     row["bytes"],
                     *(row[f"{label}_bytes"] for label in _LABELS),
@@ -197,18 +201,17 @@ def _tables(
     return tables
 
 
-def _charts(rows: list[dict[str, Any]], days: dict[str, dict[int, int]]) -> list[Chart]:
+def _charts(rows: list[dict[str, Any]], days: list[tuple[str, dict[int, int]]]) -> list[Chart]:
     charts = []
     if days:
-        series = [Series(name, [(day, float(count)) for day, count in by.items()]) for name, by in days.items()]
+        series = [Series(name, [(day, float(count)) for day, count in by.items()]) for name, by in days]
         charts.append(Chart(title="Records by node and day", shape="stacked", series=series))
     if rows:
-        top = [(row["node"] or _NOBODY, row) for row in rows[:10]]
         charts.append(
             Chart(
                 title="Data by node",
                 shape="bars",
-                series=[Series("data", [(name, float(row["bytes"])) for name, row in top])],
+                series=[Series("data", [(_shown(row["node"]), float(row["bytes"])) for row in rows[:10]])],
                 kind="bytes",
             )
         )
@@ -226,6 +229,7 @@ def _metrics(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[Metric
         if summary[f"{label}_bytes"] is not None:
             found.append(Metric("producers_data_bytes", text, summary[f"{label}_bytes"], {"percentile": label}))
     for row in rows:
-        text = f"Data written by a node in the last thirty days; the {_TOP} that wrote most."
-        found.append(Metric("producers_node_bytes", text, row["bytes"], {"node": row["node"] or _NOBODY}))
+        if row["node"] is not None:
+            text = f"Data written by a node in the last thirty days; the {_TOP} that wrote most."
+            found.append(Metric("producers_node_bytes", text, row["bytes"], {"node": row["node"]}))
     return found

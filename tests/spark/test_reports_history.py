@@ -411,6 +411,22 @@ def test_producers_over_runs(play: Play, frames: Frames) -> None:
     assert result.summary["nodes"] == 3
 
 
+def test_no_node_is_not_the_node_without_a_name(play: Play, frames: Frames) -> None:
+    names: list[str | None] = [None, "", "(no node)", "others", "a", "b", "c"]
+    nodes = [(name, 2**place) for place, name in enumerate(names)]
+    frames.rows["records"] = [
+        record for node, count in nodes for record in records(f"t{count}", [NOW] * count, node=node, size=1)
+    ]
+    result = play.run(producers, now_ms=NOW)
+    rows = [(row["node"], row["records"]) for row in table(result, "Volume by node")]
+    assert rows[-4:] == [("others", 8), ("(no node)", 4), ("", 2), ("(no node)", 1)]
+    assert metrics(result, "producers_node_bytes") == {(node,): count for node, count in nodes if node is not None}
+    assert (result.summary["nodes"], result.summary["records_without_node"]) == (6, 1)
+    (chart,) = [chart for chart in result.charts if chart.title == "Records by node and day"]
+    drawn = [(series.name, sum(count for _, count in series.points)) for series in chart.series]
+    assert drawn == [("c", 64), ("b", 32), ("a", 16), ("others", 8), ("(no node)", 4), ("others", 3)]
+
+
 # --- routers -----------------------------------------------------------------------------------------
 
 
