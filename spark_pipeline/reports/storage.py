@@ -1,7 +1,8 @@
 """Storage: what the folder takes on the disk, how much of that is live, and when the disk will be full.
 
 Growth is the difference between two runs at least a day apart: it knows what caps, TTLs and deletes give back. Until
-there are such runs it is what was written on the days before today, which can only be more.
+there are such runs it is what was written on the days before today, which can only be more. A cold tier on another disk
+takes no space of this one, and its growth does not count.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from spark_pipeline.reports import amounts, units
 from spark_pipeline.reports.hours import DAY_MS, date_of, day_of, day_start_ms
 from spark_pipeline.reports.kept import kept
 from spark_pipeline.reports.report import Chart, Column, Finding, Job, Level, Metric, Result, Series, Table
+from topics.errors import TopicsError
+from topics.folder.files import Files
 from topics.storage.format import RECORD_OVERHEAD
 
 NAME = "storage"
@@ -38,6 +41,8 @@ def compute(job: Job) -> Result:
         largest = [row.asDict() for row in by_topic.orderBy(*order).limit(_TOP).collect()]
     free, disk = _space(job)
     totals["disk_bytes"] = totals["segment_bytes"] + totals["wal_bytes"]
+    elsewhere = 0 if _on_one_disk(job) else totals["cold_bytes"]
+    totals["local_bytes"] = totals["disk_bytes"] - elsewhere
     sizes = _sizes(job, totals, free)
     written = _written(job)
     growth, basis = _growth(job.now_ms, sizes, written)
@@ -133,13 +138,20 @@ def _space(job: Job) -> tuple[int | None, int | None]:
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
+def _on_one_disk(job: Job) -> bool:
+    """Whether the cold tier takes its space from the disk under the folder, too."""
+    try:
+        return len({os.stat(root).st_dev for _, root in Files(job.data_dir).roots()}) == 1
+    except (OSError, TopicsError):
+        return False
+
+
 def _sizes(job: Job, totals: dict[str, Any], free: int | None) -> list[dict[str, Any]]:
     """What this and earlier runs found, the last of each day, in order."""
-    row = (day_of(job.now_ms), job.now_ms, totals["disk_bytes"], totals["live_bytes"], totals["live_records"], free)
-    now = job.spark.createDataFrame(
-        [row], "date date, at bigint, disk_bytes bigint, live_bytes bigint, live_records bigint, free_bytes bigint"
-    )
-    columns = ["at", "disk_bytes", "live_bytes", "live_records", "free_bytes"]
+    names = ["disk_bytes", "local_bytes", "live_bytes", "live_records"]
+    columns = ["at", *names, "free_bytes"]
+    row = (day_of(job.now_ms), job.now_ms, *(totals[name] for name in names), free)
+    now = job.spark.createDataFrame([row], "date date, " + ", ".join(f"{name} bigint" for name in columns))
     found = (
         job.accumulate("sizes", now)
         .filter(F.col("date") > day_of(job.now_ms - _DAYS * DAY_MS))
@@ -167,10 +179,12 @@ def _written(job: Job) -> dict[int, int]:
 
 
 def _growth(now_ms: int, sizes: list[dict[str, Any]], written: dict[int, int]) -> tuple[float | None, str]:
-    """(bytes a day, what that was taken from)."""
-    first, last = sizes[0], sizes[-1]
+    """(bytes a day on the folder's own disk, what that was taken from)."""
+    known = [row for row in sizes if row["local_bytes"] is not None]  # runs of earlier programs did not tell
+    first, last = known[0], known[-1]
     if last["at"] - first["at"] >= DAY_MS:
-        return (last["disk_bytes"] - first["disk_bytes"]) / (last["at"] - first["at"]) * DAY_MS, "size of earlier runs"
+        grown = last["local_bytes"] - first["local_bytes"]
+        return grown / (last["at"] - first["at"]) * DAY_MS, "size of earlier runs"
     today = day_start_ms(day_of(now_ms))
     before = [day for day in written if day < today]
     if before:
@@ -190,7 +204,7 @@ def _findings(summary: dict[str, Any]) -> list[Finding]:
         text = f"{units.bytes_text(free)} are free. How long that lasts is known after a day of history."
         found.append(Finding("ok", text))
     elif days is None:
-        found.append(Finding("ok", f"{units.bytes_text(free)} are free, and the folder is not growing."))
+        found.append(Finding("ok", f"{units.bytes_text(free)} are free, and what the folder takes is not growing."))
     else:
         level: Level = "breach" if days < _VERY_SOON_DAYS else "notice" if days < _SOON_DAYS else "ok"
         text = f"{units.bytes_text(free)} are free: {days:,.0f} days at {units.bytes_text(growth)} a day"
@@ -295,8 +309,10 @@ def _metrics(summary: dict[str, Any]) -> list[Metric]:
     if free is not None:
         found.append(Metric("storage_free_bytes", "Free space of the data folder's disk.", free))
     if growth is not None:
-        found.append(Metric("storage_growth_bytes_per_day", "By how much the folder grows a day.", growth))
+        found.append(
+            Metric("storage_growth_bytes_per_day", "By how much the folder grows a day on its own disk.", growth)
+        )
     if days is not None:
-        text = "When the disk is full if the folder goes on growing as it does."
+        text = "When the data folder's disk is full if the folder goes on growing as it does."
         found.append(Metric("storage_days_to_full", text, days))
     return found

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_pipeline.reports import letters, loss, producers, queues, routers, skew, storage, traffic
 from spark_pipeline.reports.hours import DAY_MS, HOUR_MS, MINUTE_MS
+from topics.storage.manifest import MANIFEST_NAME, Manifest, encode_manifest
 
 from .reportplay import Frames, Play, findings, metrics, table
 
@@ -138,6 +139,28 @@ def test_growth_is_what_the_folder_grew(play: Play, frames: Frames, tmp_path: Pa
     assert metrics(result, "storage_days_to_full") == {(): result.summary["days_to_full"]}
     (chart,) = [chart for chart in result.charts if chart.title == "Size by day"]
     assert [size for _, size in chart.series[0].points] == [4_096, 2_004_096]
+
+
+@pytest.mark.parametrize("on_one_disk", [False, True])
+def test_growth_on_another_disk_does_not_fill_this_one(
+    play: Play, frames: Frames, tmp_path: Path, on_one_disk: bool
+) -> None:
+    cold = tmp_path if on_one_disk else Path("/dev/shm")
+    if not on_one_disk and cold.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    manifest = Manifest(format=1, layout=1, shards=1, cold=str(cold))
+    (tmp_path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    frames.rows = {"topics": [topic("t", 10)], "segments": [segment(), segment(tier="cold")]}
+    play.run(storage, now_ms=NOW - DAY_MS)
+    frames.rows["segments"][1] = segment(tier="cold", file_bytes=9_000_000)
+    result = play.run(storage, now_ms=NOW)
+    assert result.summary["disk_bytes"] == 9_004_096
+    if on_one_disk:
+        assert result.summary["daily_growth_bytes"] == pytest.approx(9_000_000 - 4_096)
+        assert result.summary["days_to_full"] > 0
+    else:
+        assert (result.summary["daily_growth_bytes"], result.summary["days_to_full"]) == (0, None)
+        assert metrics(result, "storage_days_to_full") == {}
 
 
 def test_a_folder_that_shrinks_is_never_full(play: Play, frames: Frames) -> None:
