@@ -320,6 +320,36 @@ def test_the_first_frame_behind_a_snapshot_may_go_with_the_power(shard: Shard) -
     assert len(shard.everything("t")) == 20
 
 
+def test_a_kill_long_after_a_reboot_loses_nothing(shard: Shard) -> None:
+    """Log files of the boot before are still there; what stands in them is covered by the snapshot."""
+    shard.append("t", records(3))
+    shard.stop()
+    shard.open(boot=OTHER_BOOT)
+    shard.append("t", records(1))
+    shard.restart(boot=OTHER_BOOT)
+    assert (shard.topic("t").head_seq, shard.topic("t").holes) == (4, [])
+    shard.restart()
+    assert shard.topic("t").head_seq == limits.SEQ_RESERVE, "the machine did go down: seqs may be gone"
+    shard.append("t", records(1))
+    shard.checkpoint()
+    shard.append("t", records(1))
+    shard.restart()
+    assert shard.topic("t").head_seq == limits.SEQ_RESERVE + 2
+    assert len(shard.engine.wal.files) > 3, "none of them went"
+
+
+def test_what_came_after_a_snapshot_may_be_gone_without_a_trace(shard: Shard) -> None:
+    shard.append("t", records(3))
+    shard.checkpoint()
+    path = shard.engine.wal.current.path
+    shard.append("t", records(2))
+    last = frames_of(path)[-1]
+    shard.crash()
+    overwrite(path, last.offset, bytes(last.length))
+    shard.open(boot=OTHER_BOOT)
+    assert shard.append("t", records(1)).first_seq > 5, "a seq was given out twice"
+
+
 def test_what_went_with_the_power_below_the_first_record_counts_as_evicted(shard: Shard) -> None:
     """So that every seq that was ever given out is accounted for."""
     shard.append("t", records(3))

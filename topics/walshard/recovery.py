@@ -142,16 +142,16 @@ class Recovery:
         self._work = sum(os.path.getsize(path) for folder in folders for _, path in folder.wals) or 1
         newest = 0
         next_lsn = next_file = next_snapshot = 1
-        restarted = False
         for source, folder in zip(sources, folders, strict=True):
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
-            last_lsn, same_boot = self._replay(folder, covered, alone=old_shards == self._shards)
+            # What the snapshot does not cover is in the file that was written then, or in a later one.
+            sure = 0 if state is None else state.file_no if state.clean else state.file_no - 1
+            last_lsn, same_boot = self._replay(folder, covered, sure, alone=old_shards == self._shards)
             if state is None and last_lsn == 0:
                 self._refuse_if_topics_exist(folder, owner=source, shards=old_shards)
             # A file that the snapshot has not seen belongs to a later life, which did not end cleanly.
             clean = state is not None and state.clean and all(no <= state.file_no for no, _ in folder.wals)
-            restarted = restarted or not same_boot
             self._settle(folder_clean=clean, same_boot=same_boot)
             newest = max(newest, covered)
             next_lsn = max(next_lsn, last_lsn + 1, covered + 1)
@@ -225,9 +225,9 @@ class Recovery:
 
     # --- the WAL -------------------------------------------------------------------------------------
 
-    def _replay(self, folder: _Folder, covered: int, *, alone: bool) -> tuple[int, bool]:
+    def _replay(self, folder: _Folder, covered: int, sure: int, *, alone: bool) -> tuple[int, bool]:
         """Apply every frame in order; returns the last lsn, and whether the machine still is in the boot that wrote
-        it.
+        all files but those up to number `sure`, which the snapshot covers.
 
         No file is changed until all of them have been judged: what is refused can still be repaired by hand."""
         expected = covered + 1  # the first frame may be an older one, never a newer one
@@ -236,7 +236,7 @@ class Recovery:
         last_lsn = 0
         cuts: list[tuple[str, int]] = []
         gone: list[str] = []
-        for at, (_, path) in enumerate(folder.wals):
+        for at, (number, path) in enumerate(folder.wals):
             size = os.path.getsize(path)
             fd = self._disk.open(path, write=True)
             with _map(fd, size) as data:
@@ -246,7 +246,7 @@ class Recovery:
                     gone.append(path)
                     continue
                 file = WalFile(path, header, self._disk, fd=fd, size=size)
-                same_boot = same_boot and header.boot_id == self._boot
+                same_boot = same_boot and (number <= sure or header.boot_id == self._boot)
                 end = FILE_HEADER_BYTES
                 cut = False
                 for frame in scan(data, salt=header.salt):
