@@ -168,11 +168,17 @@ class Gateway:
             hand_over=lambda sock, first: None,
         )
         self.faults: list[Exception] = []
-        self.lane.on_fault = self.faults.append  # type: ignore[method-assign]
+        self.tolerant = False  # faults are kept here, not raised
+        self.calls.on_fault = self._fault
         self.streams.publish = self.lane.add_plain
         self.streams.send_runs = self.lane.send_runs
         self.now_ns = self.streams.now_ns = now_ns
         self._swept_ns = now_ns
+
+    def _fault(self, error: Exception, id: int) -> None:
+        if not self.tolerant:
+            raise error
+        self.faults.append(error)
 
     def adopt(self, pipe: Pipe) -> Connection:
         self.lane.adopt(pipe)  # type: ignore[arg-type]
@@ -290,6 +296,8 @@ class Sink:
 
     def finish(self, value: Any) -> None:
         self.values.append(value)
+
+    def abort(self) -> None: ...
 
     @property
     def value(self) -> Any:

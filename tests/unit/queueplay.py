@@ -37,7 +37,7 @@ from topics.queue.process import Coordinator
 from topics.queue.queue import Queue
 from topics.settings import Settings
 from topics.shm import layout
-from topics.shm.counters import ROW_WORDS
+from topics.shm.counters import ROW_WORDS, State
 from topics.shm.ring import format_link
 from topics.storage.config import TopicConfig, owner_of_name
 from topics.storage.leases import LeaseEvent, decode_event, log_name
@@ -193,6 +193,8 @@ class Sink:
 
     def finish(self, value: Any) -> None:
         self.values.append(value)
+
+    def abort(self) -> None: ...
 
     @property
     def done(self) -> bool:
@@ -427,7 +429,9 @@ class QueueProcess:
         self.stays_awake = True
         self.due_ms: int | None = None  # when it wakes by itself, as it was when it went to sleep
         note = lambda text, **more: self.warnings.append((text, more))  # noqa: E731
+        self.states: dict[str, State] = {}  # of those that do not just serve, as the board has them
         self.context: Any = SimpleNamespace(
+            board=SimpleNamespace(row=lambda name: SimpleNamespace(state=self.states.get(name, State.READY))),
             held=lambda peer: None,
             settings=house.settings,
             shards=len(house.shards),

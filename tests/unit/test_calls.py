@@ -56,6 +56,8 @@ class Sink:
     def finish(self, value: Any) -> None:
         self.values.append(value)
 
+    def abort(self) -> None: ...
+
     @property
     def value(self) -> Any:
         assert len(self.values) == 1, "a call ends exactly once"

@@ -23,6 +23,8 @@ class Sink:
     def finish(self, value: Any) -> None:
         raise AssertionError("it is nobody's business here to answer")
 
+    def abort(self) -> None: ...
+
 
 SINK = Sink()
 

@@ -2,7 +2,8 @@
 
 Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503
 at once; one that goes down while a call is out makes the outcome unknown, and says so; a retry with the same
-idempotency key is safe. For one that a reload replaces, clients' calls wait (holding.py).
+idempotency key is safe. For one that a reload replaces, clients' calls wait (holding.py). Whoever fails to take an
+answer loses its connection; the answers behind it are taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topics.errors import ApiError, RingFull
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
 from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
-from topics.gateway.plain import PlainRun
+from topics.gateway.plain import PlainEntry, PlainRun
 from topics.gateway.pressure import Pressure
 from topics.shm.counters import State
 
@@ -32,6 +33,7 @@ class Pending(Protocol):
 
     def take(self, message: bytes) -> None: ...
     def finish(self, value: Response) -> None: ...
+    def abort(self) -> None: ...
 
 
 class _Asked(msgspec.Struct, gc=False):
@@ -48,6 +50,9 @@ class _Asked(msgspec.Struct, gc=False):
 
     def finish(self, value: Response) -> None:
         self.sink.finish(value)
+
+    def abort(self) -> None:
+        self.sink.abort()
 
 
 class Calls:
@@ -75,6 +80,7 @@ class Calls:
         self._next = 1
         self.refused = 0
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
+        self.on_fault: Callable[[Exception, int], None] = _raised  # a bug; with the id of its request, if there is one
 
     def __len__(self) -> int:
         return sum(map(len, self._pending)) + len(self.parking) + len(self.holding)
@@ -98,8 +104,8 @@ class Calls:
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
         self._runs[shard].clear()
-        for entry in pending.values():
-            entry.finish(error_response(_unknown_outcome(self._name(shard))))
+        for correlation, entry in pending.items():
+            self._end(entry, error_response(_unknown_outcome(self._name(shard))), correlation)
 
     def _name(self, peer: int) -> str:
         return {self.router: "router", self.queue: "queue"}.get(peer, f"shard-{peer}")
@@ -134,7 +140,7 @@ class Calls:
             self._gather(outcome, sink, id)
 
     def _gather(self, gather: Gather, sink: Sink, id: int) -> None:
-        collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink, id))
+        collector = GatherSink(gather, lambda outcome: self.submit(outcome, sink, id), sink.abort)
         for index, call in enumerate(gather.calls):
             self.ask(call, collector.slot(index), id, waits=True)
 
@@ -183,7 +189,7 @@ class Calls:
             return self._send_parked(call, sink, id)
 
         def refuse() -> None:
-            sink.finish(error_response(_down(self._name(call.shard))))
+            self._end(sink, error_response(_down(self._name(call.shard))), id)
 
         return self.holding.keep(call.shard, send=send, refuse=refuse, size=len(call.body), of=sink)
 
@@ -202,7 +208,7 @@ class Calls:
 
         def refuse() -> None:
             for entry in run.entries:
-                entry.finish(error_response(_down(self._name(run.shard))))
+                self._end(entry, error_response(_down(self._name(run.shard))), entry.id)
 
         return self.holding.keep(run.shard, send=send, refuse=refuse, size=run.size)
 
@@ -228,7 +234,7 @@ class Calls:
         if link is None:
             if call.shard in self.holding.replacing:
                 return False
-            sink.finish(error_response(_down(self._name(call.shard))))
+            self._end(sink, error_response(_down(self._name(call.shard))), id)
             return True
         return self._send(link, call, sink, id) != 0
 
@@ -257,7 +263,7 @@ class Calls:
             self.refused += len(entries)
             error = _backpressure(self._name(shard))
         for entry in entries:
-            entry.finish(error_response(error))
+            self._end(entry, error_response(error), entry.id)
 
     def _send_run(self, link: Link, run: PlainRun) -> bool:
         """False: the ring is full."""
@@ -303,7 +309,7 @@ class Calls:
                     del pending[correlation]
                     if (link := self._links[shard]) is not None:
                         link.writer.send_always(messages.pack_cancel(correlation))
-                    entry.finish(error_response(error, close=True))
+                    self._end(entry, error_response(error, close=True), correlation)
 
     # --- answers ---
 
@@ -323,9 +329,12 @@ class Calls:
         for message in received:
             requests, correlation = correlation_of(message)
             if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
-                _share_out(run, pending, correlation, message)
+                self._share_out(run, pending, correlation, message)
             elif (entry := pending.pop(correlation, None)) is not None:
-                entry.take(message)
+                try:
+                    entry.take(message)
+                except Exception as error:
+                    self._failed(entry, error, correlation)
             else:
                 on_unasked(shard, message)
 
@@ -340,21 +349,38 @@ class Calls:
         for shard, pending in enumerate(self._pending):
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
-                pending.pop(correlation).finish(error_response(_unknown_outcome(self._name(shard))))
+                self._end(pending.pop(correlation), error_response(_unknown_outcome(self._name(shard))), correlation)
             runs = self._runs[shard]
             over = [first for first, run in runs.items() if all(entry.deadline_ms <= now for entry in run.entries)]
             for first in over:  # a shard does not answer what it took too late
                 del runs[first]
 
+    def _share_out(self, run: PlainRun, pending: dict[int, Pending], correlation: int, message: bytes) -> None:
+        """One answer for a whole run: each request gets its part of the seqs, also behind one that gave up waiting."""
+        first, _, head_seq, created, deduped, wal_us, fsync_us = messages.unpack_appended(message)
+        for entry in run.entries:
+            if pending.pop(correlation, None) is not None:
+                try:
+                    entry.take_fields((first, entry.records, head_seq, created, deduped, wal_us, fsync_us))
+                except Exception as error:
+                    self._failed(entry, error, correlation)
+            first += entry.records
+            correlation += 1
 
-def _share_out(run: PlainRun, pending: dict[int, Pending], correlation: int, message: bytes) -> None:
-    """One answer for a whole run: each request gets its part of the seqs, also behind one that gave up waiting."""
-    first, _, head_seq, created, deduped, wal_us, fsync_us = messages.unpack_appended(message)
-    for entry in run.entries:
-        if pending.pop(correlation, None) is not None:
-            entry.take_fields((first, entry.records, head_seq, created, deduped, wal_us, fsync_us))
-        first += entry.records
-        correlation += 1
+    def _end(self, entry: Sink | PlainEntry, value: Response, id: int) -> None:
+        """Away from whoever asked: a fault is nobody else's."""
+        try:
+            entry.finish(value)
+        except Exception as error:
+            self._failed(entry, error, id)
+
+    def _failed(self, entry: Sink | Pending | PlainEntry, error: Exception, id: int) -> None:
+        self.on_fault(error, id)
+        entry.abort()
+
+
+def _raised(error: Exception, id: int) -> None:
+    raise error
 
 
 def _down(peer: str) -> ApiError:

@@ -78,6 +78,9 @@ class _Life:
         if self._over:
             self.end()
 
+    def abort(self) -> None:
+        self.scope.cancel()
+
     async def wait_answered(self) -> Response:
         await self._answered.wait()
         assert self._response is not None
@@ -214,13 +217,10 @@ class ColdLane:
             finally:
                 self._servers.discard(server)
         except Exception as error:  # one connection's fault is its own
-            self.on_fault(error)
+            self._calls.on_fault(error, 0)
         finally:
             self.connections -= 1
             sock.close()
-
-    @staticmethod
-    def on_fault(error: Exception, id: int = 0) -> None: ...
 
     @staticmethod
     def flush() -> None:
@@ -418,7 +418,7 @@ class ColdLane:
                 else:
                     await self._talk(life, tunnel, response.stream, _lower(response.headers[-1:])[1:])
         except Exception as error:  # one stream's fault is its own
-            self.on_fault(error)
+            self._calls.on_fault(error, 0)
 
     def _open_socket(self, life: _Life, tunnel: Tunnel) -> Outcome:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""

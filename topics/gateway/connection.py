@@ -75,6 +75,9 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
             connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
 
+    def abort(self) -> None:
+        self.connection.abort()
+
 
 class Connection:
     """A client's connection; for a stream it is the Outlet."""

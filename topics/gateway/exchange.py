@@ -74,14 +74,18 @@ class Sink(Protocol):
     """Where the rendered answer of a call goes."""
 
     def finish(self, value: Any) -> None: ...
+    def abort(self) -> None: ...  # finishing it failed: the connection that asked ends
 
 
 class GatherSink:
     """Collects the answers of a Gather in shard order; the first failure is the whole answer."""
 
-    def __init__(self, gather: Gather, submit: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, gather: Gather, submit: Callable[[Outcome], None], abort: Callable[[], None] = lambda: None
+    ) -> None:
         self._gather = gather
         self._submit = submit
+        self.abort = abort
         self._values: list[Any] = [None] * len(gather.calls)
         self._left = len(gather.calls)
 
@@ -114,6 +118,9 @@ class _Slot:
 
     def finish(self, value: Any) -> None:
         self._parent.take(self._index, value)
+
+    def abort(self) -> None:
+        self._parent.abort()
 
 
 def error_response(error: ApiError, *, close: bool = False) -> Response:

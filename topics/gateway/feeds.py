@@ -4,7 +4,8 @@ A feed is a topic with the options that shape its frames. `at` is how far the sh
 is away or has not answered yet. Watchers that are level with it are live: a push is handed to each of them. The others
 catch up by reading (watcher.py) and join when they stand where the feed stands.
 
-A shard that comes back is asked to go on from `at`, so live watchers see neither a gap nor a repetition.
+A shard that comes back is asked to go on from `at`, so live watchers see neither a gap nor a repetition. A watcher that
+fails to take what it is told loses its connection; the others are told.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Member(Protocol):
     def feed_moved(self) -> None: ...
     def feed_gone(self, head_seq: int) -> None: ...
     def feed_paced(self, retry_after_ms: int) -> None: ...
+    def abort(self) -> None: ...
 
 
 class Feed:
@@ -79,25 +81,39 @@ class Feed:
         self.topic_id, self.at, self.head_seq = value.topic_id, value.at, value.head_seq
         self._release_waiting()
 
+    def abort(self) -> None:
+        """The answer could not be taken: it is asked for again."""
+        self._feeds.unfollowed(self)
+        self._feeds.retry[self] = None
+
     def push(self, piece: messages.Piece, body: memoryview | bytes) -> None:
         self.at, self.head_seq = piece.to_seq, piece.head_seq
         batch = Batch(self.topic, piece, body)
         for member in tuple(self.live):
-            member.take_push(batch)
+            try:
+                member.take_push(batch)
+            except Exception as error:
+                self._feeds.failed(member, error)
         self._release_waiting()
 
     def gone(self, head_seq: int) -> None:
         self._feeds.forget(self)
         self.gone_at = head_seq
         for member in (*self.live, *self.waiting):
-            member.feed_gone(head_seq)
+            try:
+                member.feed_gone(head_seq)
+            except Exception as error:
+                self._feeds.failed(member, error)
         self.live.clear()
         self.waiting.clear()
 
     def _release_waiting(self) -> None:
         waiting, self.waiting = self.waiting, {}
         for member in waiting:
-            member.feed_moved()
+            try:
+                member.feed_moved()
+            except Exception as error:
+                self._feeds.failed(member, error)
 
 
 class Feeds:
@@ -136,6 +152,10 @@ class Feeds:
         self.unfollowed(feed)
         feed.at = None
         self.retry.pop(feed, None)
+
+    def failed(self, member: Member, error: Exception) -> None:
+        self._calls.on_fault(error, 0)
+        member.abort()
 
     def unfollowed(self, feed: Feed) -> None:
         self._by_correlation[feed.shard].pop(feed.correlation, None)

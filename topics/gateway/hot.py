@@ -46,6 +46,7 @@ _RUN_REQUESTS = 256
 _ROUND_NS = 20_000_000  # how long a round takes requests: some are a lot of work, and others wait
 _CR = 13
 _BLANK_LINES = re.compile(rb"(?:\r\n)*")
+_Batch = tuple[int, int, bytes]  # records, their size, their data
 
 
 class HotLane:
@@ -80,6 +81,7 @@ class HotLane:
             slots=slots,
             meter=meter,
             close=self.close,
+            fail=self.fail,
             resume=lambda connection: self._understand(connection, connection.buffer),
         )
         self.dirty = self.sender.dirty
@@ -108,8 +110,11 @@ class HotLane:
         for connection in list(self.unfinished):
             if self.late:
                 break
-            del self.unfinished[connection]
-            self._understand(connection, connection.buffer)
+            self.unfinished.pop(connection, None)
+            try:
+                self._understand(connection, connection.buffer)
+            except Exception as error:
+                self.fail(connection, error)
             self._look_at_clock()
 
     def _look_at_clock(self) -> None:
@@ -158,14 +163,17 @@ class HotLane:
     def close(self, connection: Connection) -> None:
         if connection.closed:
             return
-        connection.closed = True
+        connection.closed = connection.closing = True
         self.unfinished.pop(connection, None)
         del self.connections[connection.fd]
-        if connection.starting is not None:
-            connection.starting.discard()
-        if connection.stream is not None:
-            connection.stream.closed()
-            connection.stream = None
+        try:
+            if connection.starting is not None:
+                connection.starting.discard()
+            if connection.stream is not None:
+                connection.stream.closed()
+        except Exception as error:
+            self._calls.on_fault(error, 0)
+        connection.stream = None
         for exchange in connection.exchanges:
             if exchange.answer is None and isinstance(exchange, Exchange):
                 self._calls.abandon(exchange)
@@ -173,6 +181,12 @@ class HotLane:
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
+
+    def fail(self, connection: Connection, error: Exception) -> None:
+        """A fault in one connection ends that one alone; a socket's is none of ours."""
+        if not isinstance(error, OSError):
+            self._calls.on_fault(error, 0)
+        self.close(connection)
 
     def handle(self, fd: int, event: int) -> None:
         """What epoll said about one connection."""
@@ -189,8 +203,8 @@ class HotLane:
                     self._receive(connection)
                 elif event & (select.EPOLLHUP | select.EPOLLERR):
                     self.close(connection)
-        except OSError:
-            self.close(connection)
+        except Exception as error:
+            self.fail(connection, error)
 
     def sweep(self) -> None:
         """Once a second: end connections that keep us waiting."""
@@ -199,11 +213,14 @@ class HotLane:
         for connection in list(self.connections.values()):
             if connection in self.unfinished:
                 continue  # it waits for us
-            verdict = self._patience.judge(connection, now)
-            if verdict is Verdict.CLOSE:
-                self.close(connection)
-            elif isinstance(verdict, ApiError):
-                self._refuse(connection, verdict, connection.head)
+            try:
+                verdict = self._patience.judge(connection, now)
+                if verdict is Verdict.CLOSE:
+                    self.close(connection)
+                elif isinstance(verdict, ApiError):
+                    self._refuse(connection, verdict, connection.head)
+            except Exception as error:
+                self.fail(connection, error)
         self.send_dirty()
 
     # --- receiving -----------------------------------------------------------------------------------
@@ -419,23 +436,15 @@ class HotLane:
         if (plain := head.plain) is not None and free and not self.handlers.draining:
             batch = decode_plain(body, self.settings)
             if batch is not None:
-                self._plain(connection, plain, head.gzip_answer, slot, started_ns, *batch)
+                self._plain(connection, plain, head.gzip_answer, slot, started_ns, batch)
                 return
             head.plain = None  # this client sends more than data; don't try each time
         if self._runs:
             self.send_runs()  # what came before takes effect before
         exchange = Exchange(
-            connection,
-            head.keep_alive,
-            head.gzip_answer,
-            head.bodiless,
-            self._calls.new_id(),
-            started_ns,
-            head.number,
-            slot,
-            head.request_id,
-            head.line,
+            connection, head.keep_alive, head.gzip_answer, head.bodiless, self._calls.new_id(), started_ns, head.number
         )
+        exchange.slot, exchange.request_id, exchange.line = slot, head.request_id, head.line
         connection.exchanges.append(exchange)
         connection.asks += 1
         if not head.keep_alive:
@@ -466,7 +475,7 @@ class HotLane:
         except ApiError as error:
             exchange.finish(error_response(error))
         except Exception as error:  # a bug costs one request, not the gateway
-            self.on_fault(error, exchange.id)
+            self._calls.on_fault(error, exchange.id)
             exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
         self._look_at_clock()
 
@@ -477,28 +486,13 @@ class HotLane:
         return (slot, True) if self._slots.take(slot) else (0, False)
 
     def _plain(
-        self,
-        connection: Connection,
-        route: PlainRoute,
-        gzipped: bool,
-        slot: int,
-        started_ns: int,
-        count: int,
-        size: int,
-        data: bytes,
+        self, connection: Connection, route: PlainRoute, gzipped: bool, slot: int, started_ns: int, batch: _Batch
     ) -> None:
+        count, size, data = batch
         entry = PlainAppend(
-            connection,
-            True,
-            gzipped,
-            route.topic,
-            count,
-            route.return_seqs,
-            started_ns,
-            self.deadline_ms,
-            route.number,
-            slot,
+            connection, True, gzipped, route.topic, count, route.return_seqs, started_ns, self.deadline_ms, route.number
         )
+        entry.slot = slot
         connection.exchanges.append(entry)
         refusing = self._pressure.refusing
         if refusing and route.shard in refusing:
@@ -523,8 +517,6 @@ class HotLane:
         runs, self._runs = self._runs, {}
         for run in runs.values():
             self._calls.send_plain(run)
-
-    on_fault: Callable[[Exception, int], None] = staticmethod(lambda error, id: None)
 
     def answered(self, exchange: Exchange | PlainAppend, value: Response) -> None:
         """For the counters and the log."""

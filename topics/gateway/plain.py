@@ -40,6 +40,7 @@ class PlainEntry(Protocol):
     def take(self, message: bytes) -> None: ...
     def take_fields(self, fields: tuple[int, int, int, bool, bool, int, int]) -> None: ...
     def finish(self, value: Response) -> None: ...
+    def abort(self) -> None: ...
 
 
 class PlainAppend(msgspec.Struct, gc=False, eq=False):
@@ -106,6 +107,9 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
             value, keep_alive=keep_alive, gzipped=self.gzipped, bodiless=False, id=self.id
         )
         lane.dirty.add(connection)
+
+    def abort(self) -> None:
+        self.connection.abort()
 
 
 class PlainRun:

@@ -95,6 +95,7 @@ class Gateway:
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
         self._calls.on_unasked = self._streams.unasked
+        self._calls.on_fault = self._fault
         for peer, link in context.links.items():
             self._link_up(peer, link)
         context.on_link_up = self._link_up
@@ -167,12 +168,10 @@ class Gateway:
             meter=meter,
             access=self._access,
         )
-        self._hot.on_fault = self._fault
         self._hot.on_late = context.beat
         self._streams.publish = self._hot.add_plain
         self._streams.send_runs = self._hot.send_runs
         self.cold.flush = self._flush  # type: ignore[method-assign]
-        self.cold.on_fault = self._fault  # type: ignore[method-assign]
         assert context.listener is not None
         self._listener = context.listener
         self._listener.setblocking(False)
@@ -425,6 +424,9 @@ class Gateway:
             done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
         return done or now > self._stop_by_ns
 
-    def _fault(self, error: Exception, id: int = 0) -> None:
+    def _fault(self, error: Exception, id: int) -> None:
         trace = "".join(traceback.format_exception(error))
-        self._context.log.error("request failed", id=f"{self._prefix}{id:x}", trace=trace)
+        if id:
+            self._context.log.error("request failed", id=f"{self._prefix}{id:x}", trace=trace)
+        else:
+            self._context.log.error("connection failed", trace=trace)

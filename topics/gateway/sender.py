@@ -30,6 +30,7 @@ class Sender:
         slots: Slots | None,
         meter: Meter | None,
         close: Callable[[Connection], None],
+        fail: Callable[[Connection, Exception], None],
         resume: Callable[[Connection], None],
     ) -> None:
         self.dirty: set[Connection] = set()
@@ -38,6 +39,7 @@ class Sender:
         self._held = slots.held if slots is not None and slots.alone else None
         self._meter = meter
         self._close = close
+        self._fail = fail
         self._resume = resume  # there is room for answers again: go on with what it has sent
         self._input = INPUT  # what connections between two requests are asked for
 
@@ -57,8 +59,8 @@ class Sender:
             connection = self.dirty.pop()
             try:
                 self.send(connection)
-            except OSError:
-                self._close(connection)
+            except Exception as error:
+                self._fail(connection, error)
 
     def send(self, connection: Connection) -> None:
         if connection.stream is not None:

@@ -145,6 +145,12 @@ class SseStream:
         self._watcher = None  # it knows us as we know it, and would wait for a collection
         self._index.clear()
 
+    def abort(self) -> None:
+        if self._outlet is not None:
+            self._outlet.abort()
+        else:
+            self.discard()
+
     def discard(self) -> None:
         """The client left before the stream began: nothing was delivered, so there is nothing to say."""
         self._over = True

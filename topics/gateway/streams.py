@@ -3,6 +3,7 @@
 A stream is counted by the sessions' home (walshard/sessions.py) from before its first byte until it is closed; a stream
 that never got to its client is given back. Once a second cursors that moved are saved there, and clients that
 don't read are dealt with. If the home dies, it is told again what is open and which sessions were served here lately.
+A fault in one stream ends that one alone.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Stream(Protocol):
     def taken(self) -> None: ...
     def end(self) -> None: ...
     def restored(self) -> messages.RestoreSession: ...
+    def abort(self) -> None: ...
 
 
 class Remembered(msgspec.Struct):
@@ -111,7 +113,7 @@ class Streams:
         if op == Op.TAKE_STREAM:
             number = messages.decode_answer(message)[0].stream
             if (stream := self._open.get(number)) is not None:
-                stream.taken()
+                self._tell(stream, lambda stream: stream.taken())
             else:
                 self.closed(number, None, None)
         elif op == Op.OPEN_STREAM and not message[1]:
@@ -140,8 +142,7 @@ class Streams:
                 owner=session.owner,
             )
             self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, restored))
-        for stream in self._open.values():
-            self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, stream.restored()))
+        self._tell_all(lambda stream: self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, stream.restored())))
         the_end = messages.RestoreSession(None, 0, 0, b"", [], [], 0)
         self.calls.tell(HOME, messages.pack(Op.RESTORE_SESSION, 0, the_end))
 
@@ -156,21 +157,31 @@ class Streams:
         due = self._due
         while due and due[0][0] <= now_ns:
             stream = self._open.get(heapq.heappop(due)[1])
-            if stream is not None:
-                stream.tick(now_ns)
+            if stream is not None and self._tell(stream, lambda stream: stream.tick(now_ns)):
                 self.schedule(stream)
 
     def sweep(self, now_ns: int) -> None:
         self.feeds.sweep()
         self.works.retry()
-        for stream in list(self._open.values()):
-            stream.sweep(now_ns)
+        self._tell_all(lambda stream: stream.sweep(now_ns))
 
     def end_all(self) -> None:
         """The server stops: every client is told."""
         self.draining = True
+        self._tell_all(lambda stream: stream.end())
+
+    def _tell_all(self, tell: Callable[[Stream], None]) -> None:
         for stream in list(self._open.values()):
-            stream.end()
+            self._tell(stream, tell)
+
+    def _tell(self, stream: Stream, tell: Callable[[Stream], None]) -> bool:
+        try:
+            tell(stream)
+        except Exception as error:
+            self.calls.on_fault(error, 0)
+            stream.abort()
+            return False
+        return True
 
 
 def is_slow(full_since_ns: int, now_ns: int, settings: Settings) -> bool:

@@ -225,6 +225,9 @@ class Cursor:
             self._fresh = True
             self.step()
 
+    def abort(self) -> None:
+        self.watcher.abort()
+
     def close(self) -> None:
         self.state = State.GONE
         self.watcher.feeds.leave(self._feed, self)
@@ -255,6 +258,9 @@ class Watcher:
         self._retry: list[Cursor] = []
         self._paced: dict[str, int] = {}  # topics that are put off, and what the client is to be told to wait
         self._paced_ns = 0  # when it was told
+
+    def abort(self) -> None:
+        self._outlet.abort()
 
     def paced(self, topic: str, retry_after_ms: int) -> None:
         """Told with the next sweep: many topics are put off at the same time."""

@@ -135,6 +135,12 @@ class Socket:
             self._watcher = None
             self._protocol.parser.close()
 
+    def abort(self) -> None:
+        if self._outlet is not None:
+            self._outlet.abort()
+        else:
+            self.discard()
+
     def discard(self) -> None:
         self.closed()
 
@@ -464,6 +470,9 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
         else:
             self.take_fields(value)
 
+    def abort(self) -> None:
+        self.socket.abort()
+
 
 class _AppendCall(Call, kw_only=True, gc=False, eq=False):
     pass
@@ -475,6 +484,9 @@ class _Subscribing(msgspec.Struct, gc=False, eq=False):
 
     def finish(self, value: Response) -> None:
         self.socket.subscribed(self.request_id, value)
+
+    def abort(self) -> None:
+        self.socket.abort()
 
 
 def _echo(request_id: RequestId) -> bytes:

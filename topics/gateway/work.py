@@ -74,6 +74,12 @@ class WorkStream:
             self._reported = True
             self._streams.closed(self.number, None, None)
 
+    def abort(self) -> None:
+        if self._outlet is not None:
+            self._outlet.abort()
+        else:
+            self.discard()
+
     def discard(self) -> None:
         self.closed()
 

@@ -19,6 +19,7 @@ class Work(Protocol):
     def again(self) -> messages.OpenWork: ...
     def jobs(self, claimed: messages.Claimed, body: bytes | memoryview) -> None: ...
     def ended(self, code: int, error: str) -> None: ...
+    def abort(self) -> None: ...
 
 
 class _Opened:
@@ -31,6 +32,9 @@ class _Opened:
     def finish(self, value: Response | messages.WorkOpened) -> None:
         if isinstance(value, Response):
             self._works.refused(self._work, value)
+
+    def abort(self) -> None:
+        self._work.abort()
 
 
 class Works:
@@ -72,19 +76,36 @@ class Works:
         """Now and then: those that nobody serves."""
         if self._calls.linked(self._calls.queue):
             for work in [work for work, correlation in self._numbers.items() if not correlation]:
-                self.open(work)
+                self._open_again(work)
 
     def link_up(self) -> None:
         """Another coordinator: it knows the leases from their log, but not whose connection is open."""
         self._open.clear()
         for work in list(self._numbers):
+            self._open_again(work)
+
+    def _open_again(self, work: Work) -> None:
+        try:
             self.open(work)
+        except Exception as error:
+            self._failed(work, error)
+
+    def _failed(self, work: Work, error: Exception) -> None:
+        """One stream's fault is its own."""
+        self._calls.on_fault(error, 0)
+        work.abort()
 
     def unasked(self, message: bytes) -> None:
         _, correlation = messages.unpack_correlation(message)
         work = self._open.get(correlation)
         if work is None or message[1]:
             return
+        try:
+            self._take(work, correlation, message)
+        except Exception as error:
+            self._failed(work, error)
+
+    def _take(self, work: Work, correlation: int, message: bytes) -> None:
         op = message[0]
         answer, body = messages.decode_answer(message)
         if op == Op.JOBS:
