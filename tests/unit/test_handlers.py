@@ -201,6 +201,33 @@ def test_a_listing_asks_every_shard_and_merges_by_name(handlers: Handlers) -> No
     assert following.calls[0].head.after == "c"
 
 
+def test_only_what_a_page_shows_is_touched(handlers: Handlers) -> None:
+    gather = handlers.list_topics(request("", prefix="p", page_size="3", touch="true"))
+    assert isinstance(gather, Gather)
+    assert not any(call.head.touch for call in gather.calls)
+    again = gather.render(
+        [
+            messages.TopicsListed([row("a"), row("d"), row("e")], False),
+            messages.TopicsListed([row("f")], False),
+            messages.TopicsListed([row("b"), row("c")], False),
+        ]
+    )
+    assert isinstance(again, Gather)
+    asked = [(call.shard, call.head) for call in again.calls]
+    assert asked == [(0, messages.ListTopics("p", "", 1, True)), (2, messages.ListTopics("p", "", 2, True))]
+    read = messages.TopicRow("a", 2, 1, 2, 66, False, 500)
+    shown = content(again.render([messages.TopicsListed([read], True), messages.TopicsListed([row("c")], True)]))
+    assert [(topic["topic"], topic["effective_priority"]) for topic in shown["topics"]] == [
+        ("a", 500),
+        ("b", 0),
+        ("c", 0),
+    ]
+    assert json.loads(base64.b64decode(shown["next_cursor"])) == {"after": "c"}
+    nothing = handlers.list_topics(request("", touch="true"))
+    assert isinstance(nothing, Gather)
+    assert content(nothing.render([messages.TopicsListed([], False)] * 3))["topics"] == []
+
+
 def test_a_page_with_a_topic_that_is_being_rebuilt_is_none(handlers: Handlers) -> None:
     half = messages.TopicRow("b", 0, 1, 0, 0, False, 0, rebuilding=True)
     answers = [messages.TopicsListed([row("a")], False), messages.TopicsListed([half], False)]

@@ -37,6 +37,7 @@ def test_a_router_is_made_and_copies(tmp_path: Path) -> None:
         assert (row.created, row.router, row.source, row.dest) == (True, "r", "s", "d")
         play.shard.append("s", numbers(1, 3))
         await play.drain()
+        assert [play.shard.report(topic).last_read_ts for topic in "sd"] == [None, None], "a router is no reader"
         assert play.shard.data("d") == ints(1, 3)
         assert await play.total("r") == 3
         assert (play.routers, play.counted) == (["r"], 1)

@@ -176,21 +176,39 @@ class Handlers:
 
     def list_topics(self, request: Request) -> Outcome:
         size = page_size(request)
+        touch = flag(request, "touch", False)
         head = messages.ListTopics(
             prefix=request.query.get("prefix", ""),
             after=after(request.query.get("cursor")),
             limit=size,
-            touch=flag(request, "touch", False),
+            touch=False,
             prefixes=request.key.prefixes if request.key else (),
         )
 
-        def render(answers: list[messages.TopicsListed]) -> Outcome:
+        def merge(answers: list[messages.TopicsListed]) -> Outcome:
             rows = heapq.merge(*(answer.rows for answer in answers), key=lambda row: row.topic)
             page = [row for _, row in zip(range(size), rows, strict=False)]
+            more = any(answer.more for answer in answers) or sum(len(a.rows) for a in answers) > size
+            if not touch or not page:
+                return show(page, more)
+            # Every shard has said what it has for a whole page: what is shown of that is asked for again, and read.
+            shown = {row.topic for row in page}
+            calls = []
+            for shard, answer in enumerate(answers):
+                if part := sum(row.topic in shown for row in answer.rows):
+                    again = msgspec.structs.replace(head, limit=part, touch=True)
+                    calls.append(Call(shard=shard, op=Op.LIST_TOPICS, head=again))
+
+            def touched(answers: list[messages.TopicsListed]) -> Outcome:
+                now = {row.topic: row for answer in answers for row in answer.rows}
+                return show([now.get(row.topic, row) for row in page], more)
+
+            return Gather(calls, touched)
+
+        def show(page: list[messages.TopicRow], more: bool) -> Outcome:
             for row in page:
                 if row.rebuilding:
                     raise being_rebuilt(row.topic)
-            more = any(answer.more for answer in answers) or sum(len(a.rows) for a in answers) > size
 
             def answer(counts: dict[str, dict[str, int]]) -> Response:
                 content: dict[str, Any] = {"topics": [_listed(row, counts.get(row.topic)) for row in page]}
@@ -201,13 +219,10 @@ class Handlers:
             queues = [row for row in page if row.topic_id]
             if not queues or not self._linked(self._queue):
                 return answer({})
-            return self._counted(
-                [messages.QueueRow.of(row) for row in queues],
-                answer,
-            )
+            return self._counted([messages.QueueRow.of(row) for row in queues], answer)
 
         calls = [Call(shard=shard, op=Op.LIST_TOPICS, head=head) for shard in range(self.shards)]
-        return Gather(calls, render)
+        return Gather(calls, merge)
 
     # --- probes ---
 

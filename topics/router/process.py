@@ -475,7 +475,8 @@ class Router:
         )
 
     async def _position(self, topic: str) -> messages.Position | None:
-        found, _ = await self._asks.ask(owner_of_name(topic, self._shards), Op.POSITIONS, messages.Positions([topic]))
+        head = messages.Positions([topic], touch=False)
+        found, _ = await self._asks.ask(owner_of_name(topic, self._shards), Op.POSITIONS, head)
         position: messages.Position | None = found.found[0]
         return position
 

@@ -120,7 +120,8 @@ class Tails:
             if topic.deriving:
                 raise being_rebuilt(name)
             self._refresh(topic)
-            topic.last_read_ts = self._now_ms()
+            if request.touch:
+                topic.last_read_ts = self._now_ms()
             found.append(messages.Position(topic.id, topic.head_seq, topic.earliest_seq))
         return messages.pack(Op.POSITIONS, correlation, messages.PositionsFound(found))
 

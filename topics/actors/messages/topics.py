@@ -134,6 +134,7 @@ class RecordsDeleted(Message, frozen=True):
 
 class Positions(Message, frozen=True):
     topics: list[str]
+    touch: bool = True  # it is a read for their priority
 
 
 class Position(Message, frozen=True):
