@@ -119,6 +119,28 @@ def test_who_stays_down_is_named_and_the_rest_gets_its_time() -> None:
     assert sum(asked) == 12
 
 
+# --- reloading ---
+
+
+def test_time_is_asked_for_again_while_processes_are_replaced_and_not_when_one_hangs() -> None:
+    """A reload may take longer than the manager grants a command; its watchdog is not forgotten over it."""
+    scene = Scene(watchdog_us=4_000_000)
+    scene.serve()
+    assert not any(EXTEND in scene.step(1.0) for _ in range(20))
+    scene.bulletin.reloading(monotonic_us=1)
+    replaced = [scene.step(1.0) for _ in range(120)]
+    assert EXTEND in replaced[0]
+    assert [EXTEND in news for news in replaced].count(True) == 24
+    assert ["WATCHDOG=1" in news for news in replaced].count(True) == 60
+    hung = [scene.step(1.0, "shard-0") for _ in range(60)]
+    assert [EXTEND in news for news in hung].count(True) <= 1
+    assert EXTEND in scene.step(1.0)
+    scene.bulletin.reloaded()
+    assert not any(EXTEND in scene.step(1.0) for _ in range(20))
+    scene.bulletin.reloading(monotonic_us=2)
+    assert EXTEND in scene.step(0.1)
+
+
 # --- serving ---
 
 

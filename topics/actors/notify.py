@@ -3,7 +3,7 @@
     starting ──everything serves──► serving ──stop──► stopping
        STATUS, EXTEND_TIMEOUT_USEC     STATUS, WATCHDOG=1     STOPPING=1, then silence
                         READY=1, once ─┘       │ ▲
-                      RELOADING=1, MONOTONIC_USEC└─┘READY=1
+                      RELOADING=1, MONOTONIC_USEC└─┘READY=1; EXTEND_TIMEOUT_USEC meanwhile
 
 `Bulletin` decides what to say from looks at the board, with a clock that is passed in; `ServiceManager` sends it;
 `Informer` does both for a supervisor.
@@ -11,9 +11,9 @@
 - READY=1 means what /v0/ready means: every process serves, recovery is done, and so are the copies of routers. A server
   of which a part stays down for good never gets there; it says who it is and goes on asking for time, because what
   remains of it serves.
-- A sign of life, which is EXTEND_TIMEOUT_USEC at first and WATCHDOG=1 later, is only given if nobody has stalled: a
-  process that has begun to beat must beat. One that waits to be started again, that has not begun, or that stays down
-  is the supervisor's to judge, which has deadlines of its own for these.
+- A sign of life, which is EXTEND_TIMEOUT_USEC at first and during a reload, and WATCHDOG=1 later, is only given if
+  nobody has stalled: a process that has begun to beat must beat. One that waits to be started again, that has not
+  begun, or that stays down is the supervisor's to judge, which has deadlines of its own for these.
 - The manager never holds us up: what it does not take is sent again with the next look, but for signs of life, which
   would be out of date.
 
@@ -97,7 +97,8 @@ class Bulletin:
         self._patience_s = max(self._half_s or 0.0, 2 * heartbeat_s)
         self._beats = {row.name: ((0, 0), clock()) for row in rows}
         self._status = ""
-        self._sign_at: float | None = None
+        self._pinged_at = clock()
+        self._extended_at: float | None = None
         self._reloading = False
         self.phase = Phase.STARTING
 
@@ -117,11 +118,10 @@ class Bulletin:
         news: list[str] = []
         if self.phase is Phase.STARTING and all(map(_serves, self._rows)):
             self.phase = Phase.SERVING
-            self._sign_at = now  # the manager counts from here
+            self._pinged_at = now  # the manager counts from here
             news.append("READY=1")
-        elif not stalled and (sign := self._sign_due(now)):
-            self._sign_at = now
-            news.append(sign)
+        elif not stalled:
+            news += self._signs_due(now)
         if (status := self._describe(stalled)) != self._status:
             self._status = status
             news.append(f"STATUS={status}")
@@ -129,6 +129,7 @@ class Bulletin:
 
     def reloading(self, *, monotonic_us: int) -> list[str]:
         self._reloading = True
+        self._extended_at = None
         return ["RELOADING=1", f"MONOTONIC_USEC={monotonic_us}"]
 
     def reloaded(self) -> list[str]:
@@ -151,14 +152,19 @@ class Bulletin:
                 found.append(row.name)
         return found
 
-    def _sign_due(self, now: float) -> str | None:
-        if self.phase is Phase.STARTING:
-            due = self._sign_at is None or now - self._sign_at >= _EXTEND_EVERY_S
-            return f"EXTEND_TIMEOUT_USEC={EXTEND_US}" if due else None
-        if self._half_s is None or self._sign_at is None:
-            return None
+    def _signs_due(self, now: float) -> list[str]:
+        signs = []
+        if (self.phase is Phase.STARTING or self._reloading) and (
+            self._extended_at is None or now - self._extended_at >= _EXTEND_EVERY_S
+        ):
+            self._extended_at = now
+            signs.append(f"EXTEND_TIMEOUT_USEC={EXTEND_US}")
         # A hair early is on time: sleeping and counting don't use the same arithmetic.
-        return "WATCHDOG=1" if now - self._sign_at >= self._half_s * 0.99 else None
+        half_s = self._half_s if self.phase is Phase.SERVING else None
+        if half_s is not None and now - self._pinged_at >= half_s * 0.99:
+            self._pinged_at = now
+            signs.append("WATCHDOG=1")
+        return signs
 
     def _describe(self, stalled: Sequence[str]) -> str:
         waiting = [row for row in self._rows if not _serves(row)]
