@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import trio
-from model import Record, Shard, Stored, error_of
+from model import BOOT, Record, Shard, Stored, batch_of, error_of
+from pipeshard import PipeShard
 from test_engine_faults import FaultyDisk
 
 from topics import limits
+from topics.actors import messages
 from topics.actors.link import Link
+from topics.actors.messages import Op
 from topics.errors import DiskFull
 from topics.settings import Settings
+from topics.shm import layout
 from topics.shm.counters import ROW_WORDS, Word
+from topics.shm.ring import format_link
 from topics.storage.config import TopicConfig
 from topics.storage.paths import shard_dir
+from topics.storage.snapshot import ShardState, decode_snapshot
 from topics.walshard import process
 
 
@@ -80,6 +89,7 @@ class Life:
         self.disk = disk
 
     def begin(self) -> process.Shard:
+        self.context.bell = SimpleNamespace(ring_always=lambda: None)
         self.shard = process.Shard(self.context)
         self.shard._disk = self.disk
         self.shard.recover()
@@ -92,6 +102,11 @@ class Life:
             if hasattr(shard, part):
                 getattr(shard, part).close()
         self.disk.close_all()
+
+
+@pytest.fixture(autouse=True)
+def _same_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
 
 
 @pytest.fixture
@@ -270,3 +285,139 @@ def test_what_nothing_names_goes_before_the_log_asks_for_space(tmp_path: Path, d
     wal = life.begin()._engine.wal
     life.end()
     assert wal.current.size == life.context.settings.wal_file_bytes
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+class Bell:
+    def ring(self) -> None: ...
+
+
+class Peer:
+    """The other side of the shard's only link: a gateway and a router in one."""
+
+    def __init__(self) -> None:
+        view = memoryview(bytearray(layout.link_bytes(64 * 1024)))
+        format_link(view, generation=1, ring_bytes=64 * 1024)
+        bell: Any = Bell()
+        self.link = Link("shard-0", view, side=0, generation=1, bell=bell)
+        self.links = {"gateway-0": Link("gateway-0", view, side=1, generation=1, bell=bell)}
+        self.answers: dict[int, Any] = {}
+        self._correlations = count(1)
+
+    def send(self, op: Op, head: Any, body: bytes = b"") -> int:
+        correlation = next(self._correlations)
+        self.link.writer.send_always(messages.pack(op, correlation, head, body))
+        self.link.flush()
+        return correlation
+
+    def append(self, topic: str, how_many: int, config: TopicConfig | None = None) -> int:
+        body, size = batch_of(records(how_many))
+        return self.send(Op.APPEND, messages.Append(topic, how_many, size, None, config), body)
+
+    def forward(self, shard: process.Shard, source: str, dest: str, *, at: int, how_many: int) -> int:
+        body, size = batch_of(records(how_many))
+        topics = shard._engine.topics
+        head = messages.Forward(
+            topic=dest,
+            topic_id=topics[dest].id,
+            source_id=topics[source].id,
+            from_seq=at,
+            to_seq=at + how_many,
+            count=how_many,
+            size=size,
+            lost=0,
+            complete=True,
+            level=True,
+            counts={"r": how_many},
+            sources=[(at + 1, how_many)],
+            hops=None,
+        )
+        return self.send(Op.FORWARD, head, body)
+
+    def hear(self) -> None:
+        for message in self.link.drain():
+            self.answers[messages.unpack(message).correlation] = messages.decode_answer(message)[0]
+
+    def wait(self, shard: process.Shard, correlation: int) -> Any:
+        until = time.monotonic() + 30
+        while correlation not in self.answers:
+            assert time.monotonic() < until
+            shard._round(time.monotonic_ns())
+            shard._mover.step(quiet=False)
+            self.hear()
+        return self.answers[correlation]
+
+
+FSYNC = TopicConfig(durability="fsync", durable=True)
+
+
+def with_copies(tmp_path: Path, disk: FaultyDisk, peer: Peer) -> Life:
+    """A shard whose topic d holds ten copies of s in memory."""
+    life = Life(tmp_path, disk, links=peer.links)
+    shard = life.begin()
+    for name in ("s", "d"):
+        peer.wait(shard, peer.send(Op.PUT_TOPIC, messages.PutTopic(name, FSYNC, None)))
+    peer.wait(shard, peer.append("s", 10))
+    topics = shard._engine.topics
+    opening = messages.OpenPipe("d", topics["d"].id, topics["s"].id, 0, ["r"], False)
+    peer.wait(shard, peer.send(Op.OPEN_PIPE, opening))
+    peer.wait(shard, peer.forward(shard, "s", "d", at=0, how_many=10))
+    assert topics["d"].has_copies
+    return life
+
+
+def finish(life: Life) -> None:
+    done = threading.Thread(target=life.shard._finish, daemon=True)
+    done.start()
+    done.join(20)
+    ended = not done.is_alive()
+    life.disk.well()  # or it would go on for ever
+    done.join(20)
+    assert ended, "it does not end"
+
+
+def snapshot(folder: Path) -> ShardState:
+    home = shard_dir(os.fspath(folder), 0)
+    newest = max(name for name in os.listdir(home) if name.endswith(".snap"))
+    return decode_snapshot(Path(home, newest).read_bytes(), path=newest)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_an_end_without_space_for_copies_answers_everybody_and_is_not_clean(
+    tmp_path: Path, disk: FaultyDisk, full: bool
+) -> None:
+    peer = Peer()
+    life = with_copies(tmp_path, disk, peer)
+    if full:
+        disk.when = lambda call: DiskFull("no space") if call == "create" else None
+    waiting = peer.append("s", 5)
+    finish(life)
+    peer.hear()
+    assert (peer.answers[waiting].first_seq, peer.answers[waiting].records) == (11, 5)
+    assert snapshot(tmp_path).clean is not full
+    disk.close_all()
+    again = PipeShard(tmp_path)
+    assert [each.seq for each in again.everything("s")] == list(range(1, 16))
+    assert again.topic("d").deriving is full, "or the copies are lost"
+    if not full:
+        assert [each.seq for each in again.everything("d")] == list(range(1, 11))
+    again.crash()
+
+
+def test_copies_that_a_sync_makes_readable_are_saved_at_the_end_too(tmp_path: Path, disk: FaultyDisk) -> None:
+    peer = Peer()
+    life = with_copies(tmp_path, disk, peer)
+    before = life.shard._engine.topics["d"].head_seq
+    waits = peer.append("d", 1)  # and what is copied behind it waits for its sync
+    copied = peer.forward(life.shard, "s", "d", at=10, how_many=5)
+    finish(life)
+    peer.hear()
+    assert waits in peer.answers
+    assert copied in peer.answers
+    assert snapshot(tmp_path).clean
+    disk.close_all()
+    again = PipeShard(tmp_path)
+    assert [each.seq for each in again.everything("d")] == list(range(1, before + 7))
+    again.crash()

@@ -346,7 +346,8 @@ class Shard:
         return handled > 0
 
     def _finish(self) -> None:
-        """Everything in the rings is answered, everything written is synced, the snapshot is clean."""
+        """Everything in the rings is answered, everything written is synced, and the snapshot is clean if the disk has
+        room for routers' copies."""
         until_ns = time.monotonic_ns() + _LAST_WORDS_NS
         self._round(time.monotonic_ns())
         while any([not link.reader.empty() for link in self._links.values()]) and time.monotonic_ns() < until_ns:
@@ -354,22 +355,19 @@ class Shard:
         self._engine.polls.end(self._engine.refresh)
         self._engine.fetcher.wait()
         self._mover.wait()
+        self._answer_synced()
         for topic in self._engine.topics.values():
-            while topic.has_copies:
+            if topic.has_copies:
                 self._mover.flush(topic)
                 self._mover.wait()
-        while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
-            if not self._syncer.busy:
-                self._engine.commit.sync_now()
-            self._engine.commit.synced(self._syncer.wait())
-        for link in self._links.values():
-            link.flush()
+        self._answer_synced()  # what waited for copies
         until_ns = time.monotonic_ns() + _LAST_WORDS_NS
         while any([link.writer.outbox_bytes for link in self._links.values()]) and time.monotonic_ns() < until_ns:
             time.sleep(0.001)  # the rings are full: whoever asked for so much takes it
             for link in self._links.values():
                 link.flush()
-        self._mover.checkpoint(clean=not self._engine.pipes.deriving)
+        unsaved = any([topic.has_copies for topic in self._engine.topics.values()])  # no space: they are made again
+        self._mover.checkpoint(clean=not unsaved and not self._engine.pipes.deriving)
         self._mover.wait()
         self._syncer.close()
         self._mover.close()
@@ -377,6 +375,14 @@ class Shard:
         if self._relocator is not None:
             self._relocator.close()
         self._context.log.info("stopped", lsn=self._engine.wal.written_lsn)
+
+    def _answer_synced(self) -> None:
+        while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
+            if not self._syncer.busy:
+                self._engine.commit.sync_now()
+            self._engine.commit.synced(self._syncer.wait())
+        for link in self._links.values():
+            link.flush()
 
     # --- callbacks -----------------------------------------------------------------------------------
 
