@@ -20,7 +20,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.queue import process as queue_process
-from topics.shm.counters import Word
+from topics.shm.counters import State, Word
 from topics.storage.config import TopicConfig
 
 Script = Callable[[House], Awaitable[None]]
@@ -1244,5 +1244,73 @@ def test_a_claim_that_was_given_up_takes_nothing(tmp_path: Path) -> None:
         house.release()
         await house.settle()
         assert await house.counts("q") == (4, 0, 0)
+
+    play(tmp_path, script)
+
+
+# --- a shard that is replaced ------------------------------------------------------------------------
+
+
+async def is_replaced(house: House) -> Sink:
+    """The shard has gone in order, and somebody has asked for a job since."""
+    house.make("q", 4)
+    assert seqs(await house.claim("q", "a")) == [1]
+    house.queue.context.on_hold("shard-0")
+    await house.pass_time(LOGGED_MS)
+    house.shard_dies()
+    claim = house.gateway.claim("q", "b")
+    await house.pass_time(1_000)
+    assert not claim.done
+    return claim
+
+
+async def is_refused(house: House, claim: Sink) -> None:
+    """Who waited, and who comes later; until it is back after all."""
+    await house.settle()
+    assert claim.error == "shard_unavailable"
+    assert 0 not in house.coordinator._holds
+    for sink in (house.gateway.claim("q", "b"), house.gateway.ack("q", "a", [1]), house.gateway.claim("other", "b")):
+        await house.settle()
+        assert sink.error == "shard_unavailable"
+    await is_idle(house)
+    house.shard_returns()
+    await house.pass_time(1_000)
+    assert seqs(await house.claim("q", "b")) == [2]
+    assert (await house.ask(house.gateway.ack("q", "a", [1]))).skipped == []
+    await is_idle(house)
+
+
+def test_whoever_asks_for_a_queue_of_a_shard_that_is_replaced_waits(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        claim = await is_replaced(house)
+        house.shard_returns()
+        await house.settle()
+        assert claim.value.seqs == [2]
+        assert 0 not in house.coordinator._holds
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
+def test_a_successor_that_dies_before_it_serves(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        claim = await is_replaced(house)
+        house.shard_returns()
+        house.hold()
+        await house.rest()
+        house.shard_dies()
+        house.release()
+        await is_refused(house, claim)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("state", [State.BACKOFF, State.FAILED])
+def test_a_successor_that_never_comes(tmp_path: Path, state: State) -> None:
+    async def script(house: House) -> None:
+        claim = await is_replaced(house)
+        house.queue.states["shard-0"] = state
+        await house.pass_time(LOGGED_MS)
+        await is_refused(house, claim)
 
     play(tmp_path, script)

@@ -2,6 +2,7 @@
 
     on_hold ──► nothing new is asked; what was asked is answered ──► held: the shard may go
     link up, all its queues known again ──► whoever waited goes on
+    the successor falls ──► whoever waited is refused, and nobody waits any more
 
 Rules: a request waits no longer than its caller does; it has not been looked at before it goes on, so nothing is done
 twice. Queues rest meanwhile: their tables are as they were, and are written down whole when the shard is back.
@@ -18,6 +19,9 @@ from typing import NamedTuple
 from topics.actors.asks import Asks
 from topics.errors import ApiError
 from topics.queue.queue import Queue
+from topics.shm.counters import Board, State
+
+_FALLEN = frozenset({State.FAILED, State.BACKOFF, State.STOPPED})
 
 
 class Waiting(NamedTuple):
@@ -28,22 +32,37 @@ class Waiting(NamedTuple):
 
 
 class Holds:
-    def __init__(self, asks: Asks, *, say_held: Callable[[str], None]) -> None:
+    def __init__(self, asks: Asks, *, say_held: Callable[[str], None], board: Board) -> None:
         self._asks = asks
         self._say_held = say_held
+        self._board = board
         self._leaving: list[int] = []  # those that have not been told yet that all is in their rings
         self._waiting: dict[int, list[Waiting]] = {}  # by shard; there is a list for each that is held
+        self._came: set[int] = set()  # those of them whose successor was there
 
     @property
     def busy(self) -> bool:
-        return bool(self._leaving)
+        return bool(self._leaving or self._waiting)
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._waiting
 
     def hold(self, shard: int) -> None:
         self._waiting.setdefault(shard, [])
+        self._came.discard(shard)
         self._leaving.append(shard)
+
+    def came(self, shard: int) -> None:
+        """Its link is up: it recovers, or serves."""
+        self._came.add(shard)
+
+    def fallen(self, *, gone: int | None = None) -> list[int]:
+        """Shards that will not be back in a moment; gone: whose link has just ended."""
+        return [
+            shard
+            for shard in self._waiting
+            if (shard == gone and shard in self._came) or self._board.row(f"shard-{shard}").state in _FALLEN
+        ]
 
     def step(self) -> None:
         """Once a round: a shard that has answered everything may go."""
@@ -59,5 +78,8 @@ class Holds:
     def end(self, shard: int) -> list[Waiting]:
         """It is back: whoever still waits for its queues, in the order they came."""
         now_ms = time.monotonic_ns() // 1_000_000
-        waiting = self._waiting.pop(shard)
-        return [each for each in waiting if not each.deadline_ms or each.deadline_ms >= now_ms]
+        return [each for each in self.give_up(shard) if not each.deadline_ms or each.deadline_ms >= now_ms]
+
+    def give_up(self, shard: int) -> list[Waiting]:
+        self._came.discard(shard)
+        return self._waiting.pop(shard)

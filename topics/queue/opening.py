@@ -4,19 +4,30 @@ leases log. After the shard has been away only the first is done again; the tabl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from topics import limits
 from topics.actors import messages
 from topics.actors.asks import Asks, Unavailable
 from topics.actors.messages import Op
-from topics.errors import topic_not_found
+from topics.errors import ApiError, topic_not_found
 from topics.queue.queue import Queue
 from topics.storage.columns import Columns
 from topics.storage.leases import decode_event, log_id, log_name
 
 _PAGE_RECORDS = 4_096
 _PAGE_BYTES = 4 * limits.MIB
+
+
+class Opening:
+    """Requests that wait until a queue is known."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[Queue], None], Callable[[ApiError], None]]] = []
 
 
 class Opener:

@@ -37,7 +37,7 @@ from topics.queue.claimers import Claimer, LinkCaller
 from topics.queue.holds import Holds, Waiting
 from topics.queue.leases import Lease
 from topics.queue.letters import Letters
-from topics.queue.opening import Opener
+from topics.queue.opening import Opener, Opening
 from topics.queue.queue import Queue
 from topics.shm.counters import Word
 from topics.storage.config import owner_of_name
@@ -59,15 +59,6 @@ async def run(context: Context) -> None:
         nursery.cancel_scope.cancel()
 
 
-class _Opening:
-    """Requests that wait until a queue is known."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Callable[[Queue], None], Callable[[ApiError], None]]] = []
-
-
 class Coordinator:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -77,7 +68,7 @@ class Coordinator:
         self._letters = Letters(self._asks, shards=context.shards, log=context.log, on_done=context.bell.ring_always)
         self._gateways: dict[str, Link] = {}
         self._queues: dict[str, Queue] = {}
-        self._openings: dict[str, _Opening] = {}
+        self._openings: dict[str, Opening] = {}
         self._opener = Opener(self._asks, shards=context.shards)
         # Claims that may be cancelled, by gateway and correlation; None: its queue is being opened.
         self._claimers: dict[tuple[Link, int], tuple[Queue, Claimer] | None] = {}
@@ -88,7 +79,7 @@ class Coordinator:
         self._returning: set[Queue] = set()  # of those, the ones that somebody asks for
         self._deadline_ms = 0  # of the request that is being looked at
         self._sweep_ms = 0
-        self._holds = Holds(self._asks, say_held=context.held)
+        self._holds = Holds(self._asks, say_held=context.held, board=context.board)
         self._retire_by: float | None = None
         self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
         self._stopping = False
@@ -175,6 +166,7 @@ class Coordinator:
         if now >= self._sweep_ms:
             self._sweep_ms = now + _SWEEP_MS
             self._sweep(now)
+        self._end_holds_of_fallen()
         self._asks.flush()
         for link in self._gateways.values():
             link.flush()
@@ -226,7 +218,7 @@ class Coordinator:
             if not self._asks.linked(shard):
                 failed(_shard_away(shard))
                 return
-            opening = self._openings[topic] = _Opening()
+            opening = self._openings[topic] = Opening()
             self._nursery.start_soon(self._open, topic, opening)
         opening.waiting.append((then, failed))
 
@@ -324,7 +316,7 @@ class Coordinator:
 
     # --- opening queues ---
 
-    async def _open(self, topic: str, opening: _Opening) -> None:
+    async def _open(self, topic: str, opening: Opening) -> None:
         try:
             while (queue := await self._load(topic)).ended:
                 pass  # it was deleted meanwhile, and perhaps made again
@@ -373,7 +365,7 @@ class Coordinator:
                 await trio.sleep(_RETRY_S)
         for topic in listed.topics:
             if topic not in self._queues and topic not in self._openings:
-                opening = self._openings[topic] = _Opening()
+                opening = self._openings[topic] = Opening()
                 await self._open(topic, opening)
 
     async def _release_orphans(self, queue: Queue) -> None:
@@ -409,6 +401,15 @@ class Coordinator:
         for queue in self._queues.values():
             if queue.shard == shard:
                 self._dirty[queue] = None
+
+    def _end_holds_of_fallen(self, *, gone: int | None = None) -> None:
+        """Who should have come instead of a shard has fallen: its queues answer as those of any shard that is down."""
+        for shard in self._holds.fallen(gone=gone):
+            error = _shard_away(shard)
+            for queue in [queue for queue in self._away if queue.shard == shard]:
+                queue.shard_gone(error)
+            for waiting in self._holds.give_up(shard):
+                waiting.failed(error)
 
     def _retire(self, _: object) -> None:
         self._retire_by = trio.current_time() + _RETIRE_S
@@ -502,6 +503,7 @@ class Coordinator:
         if peer.startswith("shard-"):
             shard = int(peer.removeprefix("shard-"))
             self._asks.link_up(shard, link)
+            self._holds.came(shard)
             for queue in [queue for queue in self._away - self._returning if queue.shard == shard]:
                 self._returning.add(queue)
                 self._nursery.start_soon(self._come_back, queue)
@@ -539,6 +541,7 @@ class Coordinator:
             self._asks.link_down(shard)
             for queue in away:
                 queue.shard_gone(None if shard in self._holds else _shard_away(shard))
+            self._end_holds_of_fallen(gone=shard)
         else:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
