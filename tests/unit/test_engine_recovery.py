@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import BOOT, QuickDisk, Record, Shard, Stored, Wall, examples, shown
+from pipeshard import Forwarder, PipeShard
 
 from topics import limits
 from topics.errors import ApiError, CorruptData, FormatError
+from topics.settings import Settings
 from topics.storage.config import TopicConfig, owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import decode_wal_header, scan
@@ -634,6 +637,48 @@ def test_every_topic_goes_to_its_owner_and_to_nobody_else(shard: Shard, shards: 
         for file in recovered.wal_files:
             os.close(file.fd)
     assert sorted(seen) == sorted(names)
+
+
+def test_how_one_folder_ended_says_nothing_of_another(tmp_path: Path) -> None:
+    """Copies in memory that a snapshot knows of are made again under the same seqs, also if the shard whose folder is
+    read next was stopped cleanly."""
+    crashed = PipeShard(tmp_path / "data")
+    crashed.put("source", TopicConfig())
+    crashed.put("dest", TopicConfig())
+    crashed.append("source", records(3))
+    Forwarder(crashed, "source", "dest").pump()
+    crashed.flush("dest")
+    crashed.checkpoint()
+    crashed.append("source", records(4))
+    Forwarder(crashed, "source", "dest").pump()
+    crashed.checkpoint()
+    crashed.crash()
+    clean = Shard(tmp_path / "other")
+    clean.append("t", records(2), config=TopicConfig(durability="ephemeral"))
+    clean.stop()
+    other = shard_dir(os.fspath(tmp_path / "other"), 0)
+    for first, second in ((0, 1), (1, 0)):
+        folder = tmp_path / f"as-{first}"
+        shutil.copytree(tmp_path / "data", folder)
+        os.rename(shard_dir(os.fspath(folder), 0), shard_dir(os.fspath(folder), first))
+        shutil.copytree(other, shard_dir(os.fspath(folder), second))
+        disk = QuickDisk()
+        recovered = Recovery(
+            settings=Settings(data_dir=os.fspath(folder)),
+            disk=disk,
+            files=OpenFiles(disk),
+            clock=Wall().clock(),
+            shard=0,
+            shards=1,
+            boot=BOOT,
+            progress=lambda permille: None,
+        ).run(layout=1, old_shards=2)
+        dest = recovered.topics["dest"]
+        assert dest.pipe is not None
+        assert dest.pipe.deriving
+        assert (dest.pipe.flushed_to, dest.next_seq) == (3, 4)
+        assert recovered.topics["t"].next_seq == 3
+        disk.close_all()
 
 
 # --- recovery dies too ---------------------------------------------------------------------------------

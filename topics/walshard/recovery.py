@@ -143,6 +143,7 @@ class Recovery:
         newest = 0
         next_lsn = next_file = next_snapshot = 1
         for source, folder in zip(sources, folders, strict=True):
+            settled = set(self._topics)
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
             # What the snapshot does not cover is in the file that was written then, or in a later one.
@@ -152,7 +153,8 @@ class Recovery:
                 self._refuse_if_topics_exist(folder, owner=source, shards=old_shards)
             # A file that the snapshot has not seen belongs to a later life, which did not end cleanly.
             clean = state is not None and state.clean and all(no <= state.file_no for no, _ in folder.wals)
-            self._settle(folder_clean=clean, same_boot=same_boot)
+            fresh = [topic for id, topic in self._topics.items() if id not in settled]
+            self._settle(fresh, folder_clean=clean, same_boot=same_boot)
             newest = max(newest, covered)
             next_lsn = max(next_lsn, last_lsn + 1, covered + 1)
             next_file = max([next_file, *(number + 1 for number, _ in folder.wals)])
@@ -443,9 +445,9 @@ class Recovery:
 
     # --- after the last frame ------------------------------------------------------------------------
 
-    def _settle(self, *, folder_clean: bool, same_boot: bool) -> None:
+    def _settle(self, topics: list[Topic], *, folder_clean: bool, same_boot: bool) -> None:
         """Heads that can't be known from records: seqs that were given out must not be given out again."""
-        for topic in self._topics.values():
+        for topic in topics:
             if topic.pipe is not None and not folder_clean and not topic.ephemeral:
                 self._settle_copies(topic, same_boot=same_boot)
                 continue
