@@ -15,6 +15,7 @@ import pytest
 from model import Record
 from queueplay import House, Job, Sink, run
 from test_engine_faults import FaultyDisk
+from test_unreadable import flip
 
 from topics import limits
 from topics.actors import messages
@@ -22,6 +23,7 @@ from topics.actors.messages import Op
 from topics.queue import process as queue_process
 from topics.shm.counters import State, Word
 from topics.storage.config import TopicConfig
+from topics.storage.leases import log_name
 
 Script = Callable[[House], Awaitable[None]]
 LOGGED_MS = 100  # events that nobody waits for are in the log by then
@@ -1244,6 +1246,28 @@ def test_a_claim_that_was_given_up_takes_nothing(tmp_path: Path) -> None:
         house.release()
         await house.settle()
         assert await house.counts("q") == (4, 0, 0)
+
+    play(tmp_path, script)
+
+
+def test_a_damaged_leases_log_costs_nothing_but_answers(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        house.make("q", 4)
+        await house.claim("q", "a", 2)
+        await house.pass_time(LOGGED_MS)
+        shard = house.shard.shard
+        await house.queue_dies()
+        shard.flush(log_name("q"))
+        flip(shard, shard.topic(log_name("q")).rows.front())
+        house.queue_begins()
+        await house.settle()
+        for _ in range(3):
+            claim = house.gateway.claim("q", "b")
+            await house.settle()
+            assert claim.error == "internal"
+        assert house.coordinator._opener._watches == [{}]
+        house.make("other", 1)
+        assert seqs(await house.claim("other", "b")) == [1]
 
     play(tmp_path, script)
 

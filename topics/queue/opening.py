@@ -52,6 +52,16 @@ class Opener:
     async def load(self, queue: Queue) -> None:
         life = self._lives[queue.shard]
         opened = await self.attach(queue)
+        try:
+            await self._replay(queue, opened)
+        except BaseException:
+            self.forget(queue)  # the next try makes another
+            raise
+        queue.loaded(opened.removals)
+        if self._lives[queue.shard] != life:
+            raise Unavailable  # what was said is true, but the one who said it will not tell of changes
+
+    async def _replay(self, queue: Queue, opened: messages.QueueOpened) -> None:
         at = opened.log_from
         while at < opened.log_head:
             name, number = log_name(queue.topic), log_id(queue.topic_id)
@@ -63,9 +73,6 @@ class Opener:
             if piece.to_seq <= at:
                 break
             at = piece.to_seq
-        queue.loaded(opened.removals)
-        if self._lives[queue.shard] != life:
-            raise Unavailable  # what was said is true, but the one who said it will not tell of changes
 
     async def attach(self, queue: Queue) -> messages.QueueOpened:
         """Ask its shard for the topic, and to be told of changes."""
