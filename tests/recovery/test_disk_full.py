@@ -4,6 +4,7 @@ space again. On a small tmpfs, which needs the right to mount."""
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,10 @@ class Filler:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
+
+    def leave(self, size: int) -> None:
+        self.take_the_rest()
+        os.truncate(self._path, self._path.stat().st_size - size)
 
     def free(self) -> None:
         self._path.unlink()
@@ -156,3 +161,33 @@ def test_ended_and_started_while_the_disk_is_full(serve: Start, small_disk: Path
     server.kill()
     oracle.restarted()
     oracle.check(serve(shards=1, env=env, data_dir=small_disk / "data"))
+
+
+def test_another_shard_count_on_a_full_disk_is_given_up(serve: Start, small_disk: Path) -> None:
+    """It says so, and the old count serves everything."""
+    env = {**UNWATCHED, "TOPICS_WAL_FILE_BYTES": str(8 << 20)}
+    filler = Filler(small_disk)
+    oracle = Oracle()
+    server = serve(shards=1, env=env, data_dir=small_disk / "data")
+    client = server.client()
+    topics = [oracle.create(client, name, "fsync") for name in ("a", "b", "c", "d")]
+    for _ in range(3):
+        for topic in topics:
+            topic.append(client, [(PADDING, "bulk", None)] * 10)
+    server.kill()
+    oracle.restarted()
+    filler.leave(300 << 10)  # enough for log files, snapshots and the manifest
+    moving = serve(shards=2, env=env, data_dir=small_disk / "data", wait=False)
+    assert moving.wait_exit() == 1
+    assert "TOPICS_WAL_SHARDS=1" in moving.log()
+    assert "no space to move the records" in moving.log()
+    server = serve(shards=1, env=env, data_dir=small_disk / "data", wait=False)
+    client = server.client()
+    eventually(lambda: client.get("a").ok, within_s=10, what=f"reads on a full disk\n{server.log()}")
+    oracle.check(server)
+    filler.free()
+    server.kill()
+    oracle.restarted()
+    server = serve(shards=2, env=env, data_dir=small_disk / "data")
+    oracle.check(server)
+    assert all(accepts(topic, server.client()) for topic in topics)
