@@ -13,6 +13,7 @@ from model import examples
 from pipeshard import numbers
 from routerplay import Play, run
 
+from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.storage.config import TopicConfig
@@ -205,8 +206,6 @@ def test_a_death_in_the_middle_of_a_command(tmp_path: Path, who: str, after: int
 
 
 def _request(router: str, source: str, dest: str) -> Any:
-    from topics.actors import messages
-
     return messages.PutRouter(router, source, dest, True, True, True, None, False, "at_least_once")
 
 
@@ -224,6 +223,44 @@ def test_topics_that_go(tmp_path: Path) -> None:
         play.shard.append("a", numbers(7, 1))
         await play.settle()
         assert play.shard.data("c") == ints(1, 3)
+
+    on_stage(tmp_path, script)
+
+
+@pytest.mark.parametrize("router", ["q", "x"])
+@pytest.mark.parametrize(("source", "dest"), [("s", "e"), ("s", "d"), ("e", "s")])
+def test_a_router_of_the_next_life_stays(tmp_path: Path, source: str, dest: str, router: str) -> None:
+    """It was made before the router process was told that the life before had ended."""
+
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.settle()
+        play.shard.drop("s")
+        play.shard.put("s", TopicConfig())
+        assert (await play.put(router, source, dest)).created
+        dropped = await play.command(play.router._drop_of, messages.DropRoutersOf("s"))
+        assert dropped.routers == ["r"]
+        await play.settle()
+        assert play.routers == [router]
+        play.shard.append(source, numbers(1, 3))
+        await play.settle()
+        assert play.shard.data(dest) == ints(1, 3)
+        assert await play.total(router) == 3
+
+    on_stage(tmp_path, script)
+
+
+def test_a_life_that_ended_while_nobody_was_told_is_made_up_for(tmp_path: Path) -> None:
+    """The gateway died between the two steps, the source is idle, and a client deletes the topic once more."""
+
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.settle()
+        play.shard.drop("d")
+        await play.settle()
+        assert play.routers == ["r"]
+        assert await play.drop_topic("d") == ["r"]
+        assert play.routers == []
 
     on_stage(tmp_path, script)
 

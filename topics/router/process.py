@@ -82,9 +82,7 @@ class Router:
         context.on_stop = self._stop
         context.on_hold = self._hold
         context.on_retire = self._retire
-        self._holds: list[
-            str
-        ] = []  # shards that are asked nothing new; they are not told yet that all is in their rings
+        self._holds: list[str] = []  # shards that have not been told yet that all is in their rings
         self._obeying = 0
         self._retire_by: float | None = None
         self._handlers: dict[int, Callable[[Any], Awaitable[Any]]] = {
@@ -300,11 +298,8 @@ class Router:
     async def _topic_gone(self, topic: str, forwarder: Forwarder) -> None:
         """Its rules meant a life of the topic that is over."""
         async with self._changes:
-            gone = [
-                rule
-                for rule in self._rules.touching(topic)
-                if forwarder.pipe.topic_id == rule.dest_id or forwarder.pipe.source_id == rule.source_id
-            ]
+            pipe = forwarder.pipe
+            gone = self._rules.meaning(topic, pipe.topic_id if topic == pipe.topic else pipe.source_id)
             removed = await self._remove(gone, forced=True)
             if removed:
                 self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
@@ -400,7 +395,10 @@ class Router:
 
     async def _drop_of(self, request: messages.DropRoutersOf) -> messages.RoutersDropped:
         async with self._changes:
-            removed = await self._remove(self._rules.touching(request.topic), forced=True)
+            # Those of the next life of the name, which may be there already, have nothing to do with this one.
+            next_life = await self._position(request.topic) if self._rules.touching(request.topic) else None
+            gone = self._rules.not_meaning(request.topic, 0 if next_life is None else next_life.topic_id)
+            removed = await self._remove(gone, forced=True)
             since, before = self._gone_with.pop(request.topic, (0.0, []))
             if trio.current_time() - since < _TOLD_LATER_S:
                 removed = sorted({*removed, *before})  # forwarders were quicker to notice than we were to be told

@@ -49,6 +49,14 @@ class Rules:
             (rule for rule in self._rules.values() if topic in (rule.source, rule.dest)), key=lambda rule: rule.router
         )
 
+    def meaning(self, topic: str, life: int) -> list[Rule]:
+        """Those that touch this life of a topic."""
+        return [rule for rule in self.touching(topic) if _life_of(topic, rule) == life]
+
+    def not_meaning(self, topic: str, life: int) -> list[Rule]:
+        """Those that touch another."""
+        return [rule for rule in self.touching(topic) if _life_of(topic, rule) != life]
+
     def check_new(self, *, source: str, dest: str, allow_cycle: bool) -> None:
         """Refuse a second source for a destination, and a cycle that was not asked for."""
         known = self._sources.get(dest)
@@ -81,3 +89,7 @@ class Rules:
         """In a ring: how many routers a record may pass before it comes back to where it was written. None: no ring."""
         cycle = self.cycle(source, dest)
         return None if cycle is None else len(cycle) - 2
+
+
+def _life_of(topic: str, rule: Rule) -> int:
+    return rule.source_id if rule.source == topic else rule.dest_id
