@@ -14,29 +14,25 @@ from typing import Any
 
 import msgspec
 
-from topics import limits
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, topic_not_found
 from topics.settings import Settings
 from topics.storage import columns
-from topics.storage.config import TopicConfig, topic_id
+from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame
 from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
-from topics.storage.leases import is_log_name
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo, write_failed
+from topics.walshard.catalogue import Catalogue
+from topics.walshard.commit import Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies
 from topics.walshard.fetcher import Away, Fetcher, need_sizes
 from topics.walshard.idempotency import Remembered
-from topics.walshard.jobs import Jobs, removals
-from topics.walshard.kinds import Kinds
-from topics.walshard.listing import Listing
+from topics.walshard.jobs import Jobs
 from topics.walshard.pipes import Pipes
 from topics.walshard.polls import LongPolls
-from topics.walshard.priority import effective_priority
 from topics.walshard.quota import Quota
 from topics.walshard.sessions import Sessions
 from topics.walshard.space import FreeSpace
@@ -78,7 +74,7 @@ class Engine:
             syncer=syncer,
             cache=self.cache,
             disk_sync_ms=settings.disk_sync_ms,
-            forget_topic=self._forget_topic,
+            forget_topic=lambda topic: self.catalogue.forget(topic),
         )
         self.fetcher = Fetcher(self.cache)
         self.polls = LongPolls(self.cache)
@@ -105,23 +101,30 @@ class Engine:
             now_ms=clock.now_ms,
             history_bytes=settings.lease_history_bytes,
         )
+        self.catalogue = Catalogue(
+            topics=topics,
+            totals=totals,
+            commit=self.commit,
+            jobs=self.jobs,
+            refresh=self.refresh,
+            now_ms=clock.now_ms,
+            check_room=self._check_room_for_topic,
+            dropped=self._dropped,
+            entropy=entropy,
+        )
+        self.kinds = self.catalogue.kinds
+        self.listing = self.catalogue.listing
         self.commit.on_publish = self._published
-        self.kinds = Kinds(topics.values())
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
         self._round_ms = 0
         self.quota = quota or Quota(settings)
         self.space = space or FreeSpace(settings.data_dir, mark=0)
-        self.listing = Listing(name for name in topics if not is_log_name(name))
         self.on_fault: Callable[[Exception, Any, int], None] = lambda error, reply_to, correlation: None
-        self._entropy = entropy
         self._handlers: dict[int, Callable[[Any, ReplyTo, int], bytes | None]] = {
             Op.DIFF: self._diff,
-            Op.PUT_TOPIC: self._put_topic,
-            Op.GET_TOPIC: self._get_topic,
-            Op.DROP_TOPIC: self._drop_topic,
-            Op.LIST_TOPICS: self._list_topics,
             Op.DELETE_RECORDS: self._delete_records,
+            **self.catalogue.handlers,
             **self.tails.handlers,
             **self.sessions.handlers,
             **self.pipes.handlers,
@@ -182,6 +185,13 @@ class Engine:
         self.polls.wake(topic)
         self.tails.published(topic)
         self.jobs.look(topic)
+
+    def _dropped(self, topic: Topic) -> None:
+        self.dropped.append(topic)
+        self.polls.topic_dropped(topic)
+        self.tails.topic_dropped(topic)
+        self.pipes.topic_dropped(topic)
+        self.jobs.topic_dropped(topic)
 
     def caller_gone(self, reply_to: Any) -> None:
         """A link went down: nobody waits at its other end."""
@@ -263,7 +273,7 @@ class Engine:
             )
         except (ApiError, DiskFull, OSError):
             if created:
-                self._forget_topic(topic)
+                self.catalogue.forget(topic)
             raise
         if request.key is not None:
             topic.keys.remember(request.key, Remembered(first, request.count, ts))
@@ -296,6 +306,10 @@ class Engine:
         if topic.config.discard == "reject":
             self._refuse_overflow(topic, records=records, size=size, now=self.clock.now_ms())
 
+    def _check_room_for_topic(self, size: int) -> None:
+        self.space.check()
+        self._check_quota(new_topic=True, size=size)
+
     def _refuse_overflow(self, topic: Topic, *, records: int, size: int, now: int) -> None:
         config = topic.config
         if not config.cap_records and not config.cap_bytes:
@@ -320,213 +334,35 @@ class Engine:
 
     def _check_quota(self, *, new_topic: bool, size: int) -> None:
         held = self.totals.bytes + self.totals.pending_bytes
-        self.quota.claim(self.topic_count, held, new_topic=new_topic, more=size)
+        self.quota.claim(self.catalogue.count, held, new_topic=new_topic, more=size)
 
     def publish_totals(self) -> None:
         """For the limits that all shards share: before the answers go out."""
-        self.quota.publish(self.topic_count, self.totals.bytes + self.totals.pending_bytes)
+        self.quota.publish(self.catalogue.count, self.totals.bytes + self.totals.pending_bytes)
 
     def _new_topic(self, request: messages.Append, now: int) -> Topic:
         config = request.config or TopicConfig()
         create = config.auto_create if request.create is None else request.create
         if not create:
             raise topic_not_found(request.topic)
-        self.space.check()
-        self._check_quota(new_topic=True, size=request.size)
-        topic = self._create(request.topic, config, now)
+        self._check_room_for_topic(request.size)
+        topic = self.catalogue.create(request.topic, config, now)
         if config.discard == "reject":
             try:
                 self._refuse_overflow(topic, records=request.count, size=request.size, now=now)
             except ApiError:
-                self._forget_topic(topic)
+                self.catalogue.forget(topic)
                 raise
         return topic
-
-    def _create(self, name: str, config: TopicConfig, now: int) -> Topic:
-        topic = Topic(
-            id=topic_id(name, self._entropy()),
-            name=name,
-            config=config,
-            created_ms=now,
-            ceiling=limits.SEQ_RESERVE,
-            totals=self.totals,
-        )
-        self.topics[name] = topic
-        self.kinds.add(config)
-        self.listing.add(name)
-        return topic
-
-    def _forget_topic(self, topic: Topic) -> None:
-        if is_log_name(topic.name):
-            self.jobs.forget_log(topic)
-        elif self.topics.get(topic.name) is topic:
-            del self.topics[topic.name]
-            self.kinds.remove(topic.config)
-            self.listing.remove(topic.name)
 
     @property
     def topic_count(self) -> int:
-        """Without the leases logs, which nobody sees."""
-        return len(self.topics) - self.jobs.logs
-
-    # --- control commands ----------------------------------------------------------------------------
-
-    def _put_topic(self, request: messages.PutTopic, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        now = self.clock.now_ms()
-        topic = self.topics.get(request.topic)
-        created = topic is None
-        if topic is None:
-            self.space.check()
-            self._check_quota(new_topic=True, size=0)
-            config = before = request.config
-            self.commit.make_room(CONTROL_BYTES)
-            topic = self._create(request.topic, config, now)
-            topic.for_router = request.create_only
-        elif request.create_only:
-            return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(False, topic.config))
-        elif topic.deriving:
-            raise being_rebuilt(topic.name)  # a cap that rejects would keep its copies out for good
-        else:
-            before = topic.config
-            topic.for_router = False  # a client knows of it now
-            if request.type is not None and request.type != before.type:
-                raise ApiError(
-                    "topic_exists_incompatible",
-                    f'topic "{topic.name}" is a {before.type} and can\'t become a {request.type}; delete it first',
-                    {"topic": topic.name, "type": before.type},
-                )
-            retention.expire(topic, now_ms=now)  # under the old config: what has expired stays expired
-            config = msgspec.structs.replace(request.config, type=before.type)
-            self.commit.make_room(CONTROL_BYTES)
-        if created or config != before:
-            topic.config = config
-            self.kinds.change(before, config)
-            try:
-                self.commit.stage_topic(topic, now)
-                if before.durability == "ephemeral" != config.durability:
-                    # Its seqs are in no frame; without this promise recovery would give them out again.
-                    self.commit.stage_ceiling(topic, topic.next_seq - 1, now)
-                self.commit.write_control()
-            except ApiError:
-                topic.config = before
-                self.kinds.change(config, before)
-                if created:
-                    self._forget_topic(topic)
-                raise
-            topic.touched()
-            retention.expire(topic, now_ms=now)
-            retention.enforce_caps(topic)
-            self.jobs.configured(topic)
-            self.jobs.look(topic)
-
-        def answer(fsync_us: int) -> bytes:
-            return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(created, config))
-
-        if self.wal.written_lsn == self.wal.synced_lsn:
-            return answer(0)
-        self.commit.wait_for_sync(reply_to, answer)
-        return None
-
-    def _get_topic(self, request: messages.GetTopic, reply_to: ReplyTo, correlation: int) -> bytes:
-        topic = self._existing(request.topic)
-        now = self.clock.now_ms()
-        if request.touch:
-            topic.last_read_ts = now
-        report = messages.TopicReport(
-            head_seq=topic.head_seq,
-            earliest_seq=topic.earliest_seq,
-            count=topic.count,
-            bytes=topic.bytes,
-            config=topic.config,
-            effective_priority=effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=now),
-            last_write_ts=topic.last_write_ts,
-            last_read_ts=topic.last_read_ts,
-            topic_id=topic.id,
-            removals=removals(topic),
-            completing=topic.completing,
-        )
-        return messages.pack(Op.GET_TOPIC, correlation, report)
-
-    def _drop_topic(self, request: messages.DropTopic, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        topic = self.topics.get(request.topic)
-        if topic is None:
-            return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
-        self.refresh(topic)
-        if request.undo and (topic.head_seq or topic.pending_records or not topic.for_router):
-            return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
-        if request.if_empty and topic.deriving:
-            raise being_rebuilt(topic.name)
-        if request.if_empty and (topic.count or topic.pending_records):
-            count = topic.count + topic.pending_records
-            raise ApiError(
-                "topic_not_empty",
-                f'topic "{topic.name}" holds {count} records',
-                {"topic": topic.name, "count": count},
-            )
-        log = self.jobs.log_of(topic)
-        gone = [topic] if log is None else [log, topic]  # the log first: without its queue it would mean nothing
-        self.commit.make_room(len(gone) * frame_bytes(key_len=0, body_len=0), reserve=True)
-        for each in gone:
-            self.wal.stage(FrameType.DROP, topic_id=each.id, ts=self.clock.now_ms())
-        self.commit.write_control()
-        for each in gone:
-            self._forget_topic(each)
-            each.drop()
-            self.dropped.append(each)
-        self.polls.topic_dropped(topic)
-        self.tails.topic_dropped(topic)
-        self.pipes.topic_dropped(topic)
-        self.jobs.topic_dropped(topic)
-
-        def answer(fsync_us: int) -> bytes:
-            return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(True))
-
-        self.commit.wait_for_sync(reply_to, answer)
-        return None
-
-    def _list_topics(self, request: messages.ListTopics, reply_to: ReplyTo, correlation: int) -> bytes:
-        """The next topics by name."""
-        names = self.listing.page(
-            after=request.after, prefix=request.prefix, allowed=request.prefixes, limit=request.limit + 1
-        )
-        now = self.clock.now_ms()
-        rows = []
-        for name in names[: request.limit]:
-            topic = self.topics[name]
-            self.refresh(topic)
-            if request.touch:
-                topic.last_read_ts = now
-            is_queue = topic.config.type == "queue"
-            rows.append(
-                messages.TopicRow(
-                    topic=name,
-                    head_seq=topic.head_seq,
-                    earliest_seq=topic.earliest_seq,
-                    count=topic.count,
-                    bytes=topic.bytes,
-                    durable=topic.config.durable,
-                    effective_priority=effective_priority(topic.config, last_read_ts=topic.last_read_ts, now_ms=now),
-                    topic_id=topic.id if is_queue else 0,
-                    removals=removals(topic) if is_queue else 0,
-                    completing=topic.completing if is_queue else 0,
-                    rebuilding=topic.deriving,
-                )
-            )
-        return messages.pack(Op.LIST_TOPICS, correlation, messages.TopicsListed(rows, len(names) > request.limit))
-
-    def _existing(self, name: str) -> Topic:
-        topic = self.topics.get(name)
-        if topic is None:
-            raise topic_not_found(name)
-        if topic.deriving:
-            raise being_rebuilt(name)
-        self.refresh(topic)
-        return topic
+        return self.catalogue.count
 
     # --- deletes -------------------------------------------------------------------------------------
 
     def _delete_records(self, request: messages.DeleteRecords, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        topic = self._existing(request.topic)
+        topic = self.catalogue.existing(request.topic)
         bound = topic.head_seq + 1
         if request.before_seq is not None:
             bound = min(bound, request.before_seq)
@@ -565,7 +401,7 @@ class Engine:
     # --- reads ---------------------------------------------------------------------------------------
 
     def _diff(self, request: messages.Diff, reply_to: ReplyTo, correlation: int) -> bytes | None:
-        topic = self._existing(request.topic)
+        topic = self.catalogue.existing(request.topic)
         topic.last_read_ts = self.clock.now_ms()
         reading = reads.read(topic, request, self.cache, from_seq=request.from_seq, nodes=request.nodes)
         if reading.found or not request.wait_ms or reading.next_from_seq != topic.head_seq:
