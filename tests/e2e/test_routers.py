@@ -460,7 +460,10 @@ def test_page_sizes_that_are_refused(api: Client, page_size: str) -> None:
     assert list_routers(api, page_size=page_size).refusal == (400, "invalid_request")
 
 
-@pytest.mark.parametrize("cursor", ["x", "e30=", "bnVsbA==", "eyJhZnRlciI6MX0="])
+DEEP = base64.b64encode(b'{"x":%b%b}' % (b"[" * 2_000, b"]" * 2_000)).decode()
+
+
+@pytest.mark.parametrize("cursor", ["x", "e30=", "bnVsbA==", "eyJhZnRlciI6MX0=", pytest.param(DEEP, id="deep")])
 def test_cursors_that_are_refused(api: Client, cursor: str) -> None:
     assert list_routers(api, cursor=cursor).refusal == (400, "invalid_request")
 

@@ -476,6 +476,7 @@ def test_a_large_page_size_is_clamped(api: Client, page_size: int) -> None:
         base64.b64encode(b'{"after":5}').decode(),
         base64.b64encode(b"{}").decode(),
         base64.b64encode(b"\xff\xfe").decode(),
+        pytest.param(base64.b64encode(b'{"x":%b%b}' % (b"[" * 2_000, b"]" * 2_000)).decode(), id="deep"),
     ],
 )
 def test_a_corrupt_cursor_is_refused(api: Client, cursor: str) -> None:

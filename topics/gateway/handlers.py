@@ -372,5 +372,5 @@ def after(cursor: str | None) -> str:
         # The alphabet of URLs is accepted too: a client may have changed + and / on the way.
         raw = base64.b64decode(cursor.replace("-", "+").replace("_", "/").replace(" ", "+"), validate=True)
         return msgspec.json.decode(raw, type=_Cursor).after
-    except (binascii.Error, msgspec.MsgspecError, ValueError):
+    except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
         raise invalid("cursor is not one that this server gave out", field="cursor") from None
