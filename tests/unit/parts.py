@@ -26,7 +26,7 @@ def routers(*, shards: int) -> RouterHandlers:
 
 
 def queues(*, shards: int, streams: Streams | None = None) -> QueueHandlers:
-    return QueueHandlers(streams or watches(shards=shards).streams, peer=shards + 1)
+    return QueueHandlers(watches(shards=shards).streams if streams is None else streams, peer=shards + 1)
 
 
 def metrics(*, shards: int) -> MetricsHandlers:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
+from parts import queues, watches
 
 from topics import __version__
 from topics.actors import messages
@@ -249,7 +251,10 @@ def test_the_last_page_has_no_cursor(handlers: Handlers) -> None:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["", "x", "!!!!", "bm90IGpzb24=", base64.b64encode(b"{}").decode(), base64.b64encode(b'{"after":1}').decode()],
+    [
+        *("", "x", "!!!!", "bm90IGpzb24=", base64.b64encode(b"{}").decode(), base64.b64encode(b'{"after":1}').decode()),
+        pytest.param(base64.b64encode(b'{"x":%b%b}' % (b"[" * 2_000, b"]" * 2_000)).decode(), id="deep"),
+    ],
 )
 def test_cursors_that_we_never_gave_out(handlers: Handlers, cursor: str) -> None:
     with pytest.raises(ApiError) as caught:
@@ -281,6 +286,23 @@ def test_flags_that_are_refused(handlers: Handlers, text: str) -> None:
         with pytest.raises(ApiError) as caught:
             ask()
         assert caught.value.code == "invalid_request"
+
+
+# --- queues ---
+
+
+def test_an_extend_shows_the_deadlines_of_what_was_not_skipped() -> None:
+    """One that stands twice is skipped once; and many seqs take no longer than they must."""
+    settings = Settings(max_claim=100_002)
+    handlers = queues(shards=3, streams=watches(shards=3, settings=settings).streams)
+    seqs = [*range(1, 100_001), 7, 8]
+    body = json.dumps({"node": "n", "seqs": seqs, "lease_ms": 1_000}).encode()
+    call = call_of(handlers.extend(request(body=body)))
+    began = time.monotonic()
+    shown = content(call.render(messages.Extended([9, 7], 5_000), b""))
+    assert time.monotonic() - began < 1
+    assert (shown["extended"], shown["skipped"]) == (100_000, [9, 7])
+    assert shown["deadlines"] == {str(seq): 5_000 for seq in range(1, 100_001) if seq != 9}
 
 
 # --- probes ---

@@ -4,6 +4,8 @@ leaves meanwhile is taken out of it.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
@@ -70,13 +72,11 @@ class QueueHandlers:
         head = bodies.decode_extend(request.body, request.name, self._settings)
 
         def render(answer: messages.Extended, _: bytes | memoryview) -> Response:
-            skipped = set(answer.skipped)
-            extended = len(head.seqs) - len(answer.skipped)
             content = {
                 "topic": request.name,
-                "extended": extended,
+                "extended": len(head.seqs) - len(answer.skipped),
                 "skipped": answer.skipped,
-                "deadlines": {str(seq): answer.deadline for seq in _but(head.seqs, answer.skipped, skipped)},
+                "deadlines": {str(seq): answer.deadline for seq in _but(head.seqs, answer.skipped)},
             }
             return Response(200, with_performance(content, request.started_ns))
 
@@ -125,12 +125,9 @@ class _ClaimCall(Call, kw_only=True, gc=False, eq=False):
         return Response(200, content, tail=b',"performance":{"server_total_ms":%.3f,"throttle_wait_ms":0.0}}' % spent)
 
 
-def _but(seqs: list[int], skipped: list[int], left_out: set[int]) -> list[int]:
+def _but(seqs: list[int], skipped: list[int]) -> list[int]:
     """Those that were not skipped; one that stands twice is skipped once."""
-    if not skipped:
-        return seqs
-    counts = {seq: skipped.count(seq) for seq in left_out}
-    return [seq for seq in dict.fromkeys(seqs) if seqs.count(seq) > counts.get(seq, 0)]
+    return list(Counter(seqs) - Counter(skipped)) if skipped else seqs
 
 
 def _number(text: str, field: str) -> int:
