@@ -40,6 +40,7 @@ def test_10_000_records_pass(api: Client, topic: str) -> None:
 def test_10_001_records_do_not(api: Client, topic: str) -> None:
     answer = api.append(topic, *range(10_001))
     assert answer.refusal == (400, "batch_too_large")
+    assert answer.detail == {"count": 10_001, "max": 10_000}
     assert api.state(topic).status == 404
 
 

@@ -167,7 +167,8 @@ def test_bodies_that_are_refused(body: bytes) -> None:
 def test_the_bounds_of_an_append() -> None:
     ok = {"data": 1}
     assert append({"records": [ok] * 3}, SMALL)[0].count == 3
-    assert refused({"records": [ok] * 4}, SMALL).code == "batch_too_large"
+    error = refused({"records": [ok] * 4}, SMALL)
+    assert (error.code, error.detail) == ("batch_too_large", {"count": 4, "max": 3})
     assert append({"records": [{"data": 1, "tag": "12345"}]}, SMALL)[1].tags() == ["12345"]
     assert refused({"records": [{"data": 1, "tag": "123456"}]}, SMALL).code == "invalid_request"
     assert refused('{"records":[{"data":1,"tag":"ééé"}]}'.encode(), SMALL).code == "invalid_request"

@@ -209,7 +209,7 @@ def resolve_append(
         raise ApiError(
             "batch_too_large",
             f"{count} records in one write; the most is {settings.max_batch_records}. Split it",
-            {"records": count, "max": settings.max_batch_records},
+            {"count": count, "max": settings.max_batch_records},
         )
     if given.idempotency_key is not None:
         key = given.idempotency_key
