@@ -520,6 +520,34 @@ def test_a_server_on_a_damaged_folder_says_so(
     assert "shard-0" in server.ready().body["error"]["message"]
 
 
+def test_a_server_goes_on_where_a_cap_meets_a_damaged_block(
+    serve: Start, full: tuple[Path, Oracle], tmp_path: Path
+) -> None:
+    mine = copy(full[0], tmp_path / "data")
+    found = newest_snapshot(mine)
+    assert found is not None
+    [state] = [state for state in found[1] if state.name == "t"]
+    first = state.segments[0]
+    assert first.sealed
+    flip(Path(topic_dir(str(mine), state.id), segment_name(first.first_seq)), FILE_HEADER_BYTES + 200)
+    server = serve(shards=1, env=SMALL)
+    client = server.client()
+    count = client.get("t").body["count"]
+    assert client.diff("t").code == "internal"
+    for less in (1, 2, 5):
+        assert client.put("t", durability="fsync", cap_records=count - less).ok
+        now = client.get("t").body
+        assert (now["count"], now["earliest_seq"]) == (count - less, less + 1)
+    assert client.append("t", "new").ok
+    assert client.get("t").body["earliest_seq"] == 7
+    eventually(lambda: "batch unreadable" in server.log(), what="a line in the log")
+    assert server.log().count("batch unreadable") == 1
+    assert server.deaths() == 0
+    server.stop()
+    again = serve(shards=1, env=SMALL).client()
+    assert again.get("t").body["earliest_seq"] == 7
+
+
 # --- the manifest -------------------------------------------------------------------------------------
 
 
