@@ -472,6 +472,7 @@ class Shard:
             folder=folder,
             next_snapshot_no=self.recovered.next_snapshot_no,
             snapshot_lsn=self.recovered.snapshot_lsn,
+            snapshot_due=self.recovered.snapshot_due,
             relocator=self.relocator,
         )
         for path in self.recovered.snapshots:

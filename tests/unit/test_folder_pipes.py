@@ -143,6 +143,39 @@ def seen(shard: PipeShard, name: str = "d") -> Any:
     return named(newcomer(shard), name)
 
 
+@pytest.mark.parametrize("boot", [BOOT, bytes(16)])
+def test_what_clients_write_after_a_kill_is_seen_soon(shard: PipeShard, boot: bytes) -> None:
+    """Copies that were in memory are made again above all that was given out: nothing below will be filled in."""
+    shard.append("s", numbers(1, 4))
+    Forwarder(shard, "s", "d").pump()
+    shard.append("d", numbers(100, 2))
+    assert shard.topic("d").head_seq == 6
+    shard.restart(boot=boot)
+    assert shard.append("d", numbers(200, 3)).first_seq == limits.SEQ_RESERVE + 1
+    assert shard.mover.step(quiet=False), "nobody waits for a quiet moment"
+    shard.mover.wait()
+    topic = seen(shard)
+    assert topic.disk_seq == topic.head_seq == limits.SEQ_RESERVE + 3
+    shard.append("d", numbers(300, 1))
+    topic = seen(shard)
+    assert topic.disk_seq == topic.head_seq == limits.SEQ_RESERVE + 4
+    assert not shard.mover.step(quiet=False), "once"
+
+
+def test_copies_above_a_jump_are_made_again_under_the_same_seqs(shard: PipeShard) -> None:
+    shard.append("s", numbers(1, 4))
+    Forwarder(shard, "s", "d").pump()
+    shard.append("d", numbers(100, 2))
+    shard.restart()
+    shard.checkpoint()
+    Forwarder(shard, "s", "d").pump()
+    before = shard.seqs("d")
+    assert [seq for seq in before if seq > 6] == list(range(limits.SEQ_RESERVE + 1, limits.SEQ_RESERVE + 5))
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == before
+
+
 def test_a_copy_that_is_in_memory_holds_readers_up_and_a_snapshot_lets_them_go(shard: PipeShard) -> None:
     shard.append("d", numbers(1, 3))
     assert seen(shard).disk_seq == 3

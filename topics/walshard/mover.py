@@ -73,6 +73,7 @@ class Mover:
         folder: str,
         next_snapshot_no: int,
         snapshot_lsn: int,
+        snapshot_due: bool = False,
         relocator: Relocator | None = None,
     ) -> None:
         self._engine = engine
@@ -92,8 +93,8 @@ class Mover:
         self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
         self._freed: list[WalFile] = []  # log files that nothing names any more
-        self._flushed = False  # since the last snapshot
-        self._pipe_flushed = False  # copies are in segments, but no snapshot says so yet
+        self._flushed = snapshot_due  # since the last snapshot
+        self._pipe_flushed = snapshot_due  # copies are in segments, but no snapshot says so yet
         self._settling: deque[_Settling] = deque()
         self._expire_ms = 0  # when every topic's TTL is next looked at
         self._moved_ms = 0  # likewise every pipe's position

@@ -155,6 +155,7 @@ class Shard:
             folder=folder,
             next_snapshot_no=recovered.next_snapshot_no,
             snapshot_lsn=0 if moving else recovered.snapshot_lsn,
+            snapshot_due=recovered.snapshot_due,
             relocator=self._relocator,
         )
         self._engine.pipes.settle = self._mover.settle

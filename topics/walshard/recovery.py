@@ -75,6 +75,7 @@ class Recovered(msgspec.Struct):
     next_file_no: int
     next_snapshot_no: int
     snapshot_lsn: int
+    snapshot_due: bool  # heads went up, and only a snapshot can say so
     frames: int
     notes: list[str]
 
@@ -130,6 +131,7 @@ class Recovery:
         self._floors: dict[int, int] = {}
         self._dropped: list[Topic] = []
         self._wal_files: list[WalFile] = []
+        self._jumped = False
         self._frames = 0
         self._work = 0
         self._worked = 0
@@ -174,6 +176,7 @@ class Recovery:
             next_file_no=next_file,
             next_snapshot_no=next_snapshot,
             snapshot_lsn=newest,
+            snapshot_due=self._jumped,
             frames=self._frames,
             notes=self.notes,
         )
@@ -456,6 +459,7 @@ class Recovery:
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
             if lost:
                 head = max(head, topic.ceiling)
+                self._jumped = True
             if head > known:
                 self._lost(topic, known + 1, head)
             topic.head_seq = head
@@ -485,7 +489,8 @@ class Recovery:
             head = known
             topic.trims = [trim for trim in topic.trims if trim[1] <= head]
         else:
-            head = max(known, topic.ceiling)
+            head = pipe.flushed_to = max(known, topic.ceiling)  # nothing up to it will be filled in
+            self._jumped = True
             if not same_boot and topic.config.durability == "disk" and head > known:
                 self._lost(topic, known + 1, head)
         topic.head_seq = head
