@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ READING = (
     "view",
     "subscribe",
     "subscribePattern",
+    "topicIds",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -39,6 +40,7 @@ READING = (
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _FROM_LOGS = ("records", "leases")  # views that have offsets ...
 _OF_LOGS = (  # ... and what is for them alone
+    "topicIds",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -46,6 +48,7 @@ _OF_LOGS = (  # ... and what is for them alone
     "minPartitions",
     "maxOffsetsPerTrigger",
 )
+_Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -70,6 +73,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     view: str = "records"
     names: frozenset[str] | None = None
     pattern: str | None = None
+    ids: dict[str, str] | None = None  # topics by name; another instance of one is not meant
     start: Bound = Bound(EARLIEST)
     start_given: bool = False
     end: Bound = Bound(LATEST)
@@ -83,6 +87,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     data: bool = True
 
     def wants(self, topic: str) -> bool:
+        if self.ids is not None and topic not in self.ids:
+            return False
         if self.names is not None:
             return topic in self.names
         return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
@@ -111,6 +117,7 @@ def parse(given: Mapping[str, str]) -> Options:
         view=view,
         names=_names(values.get("subscribe")),
         pattern=_pattern(values.get("subscribepattern")),
+        ids=_ids(values.get("topicids")),
         start=_bound("startingOffsets", values.get("startingoffsets"), EARLIEST),
         start_given="startingoffsets" in values,
         end=_bound("endingOffsets", values.get("endingoffsets"), LATEST),
@@ -170,6 +177,17 @@ def _pattern(text: str | None) -> str | None:
     except re.error as exc:
         raise OptionError(f"option subscribePattern: {text!r} is no regular expression ({exc})") from None
     return text
+
+
+def _ids(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, _Id])
+    except msgspec.DecodeError:
+        raise OptionError(
+            f'option topicIds: {text!r} is no JSON such as {{"orders": "00000000000000a1"}}, with ids of view=topics'
+        ) from None
 
 
 def _bound(name: str, text: str | None, default: int) -> Bound:

@@ -88,11 +88,15 @@ class Range(msgspec.Struct, frozen=True):
 
 
 def subscribed(folder: Folder, options: Options, *, must_exist: bool = True) -> list[Topic]:
-    """The topics that the options name, by name; those asked for one by one have to exist."""
-    if must_exist:
+    """The topics that the options name, by name; those asked for one by one have to exist, unless ids say which are
+    meant: one that is gone or was made again is none of those."""
+    if must_exist and options.ids is None:
         _check_names(folder, options)
     leases = options.view == "leases"
-    return [topic for topic in folder.topics if topic.internal == leases and options.wants(shown_name(topic))]
+    found = [topic for topic in folder.topics if topic.internal == leases and options.wants(shown_name(topic))]
+    if options.ids is None:
+        return found
+    return [topic for topic in found if options.ids[shown_name(topic)] == f"{topic.id:016x}"]
 
 
 def _check_names(folder: Folder, options: Options) -> None:

@@ -77,6 +77,8 @@ class TopicsStreamReader(FolderStreamReader):
             raise OptionError(f"option view: {options.view} can't be streamed; records, leases and tombstones can")
         if options.end.default != LATEST or options.end.by_topic or options.end_ms is not None:
             raise OptionError("a stream has no end: leave out endingOffsets and endingTimestamp")
+        if options.ids is not None:
+            raise OptionError("option topicIds is for spark.read: a stream knows the topics that it has begun with")
         super().__init__(options, columns)
 
     # --- offsets ---

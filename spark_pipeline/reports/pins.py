@@ -1,8 +1,9 @@
 """What a run sees of the folder: every topic's head at its beginning, and nothing behind it.
 
 The view `topics` is read once and stored; its heads are the ends of every later read, so that all reports of a run
-count the same records while the server goes on writing. A topic that is made after that is not seen, one that is
-deleted is missing. The other small views are stored when they are first asked for.
+count the same records while the server goes on writing. A topic that is made after that is not seen, also under the
+name of one that was there; one that is deleted is missing. The other small views are stored when they are first asked
+for.
 
 A folder that can't be read as a whole has no pins: whoever asks for a view is told why.
 """
@@ -23,7 +24,7 @@ from topics.storage.leases import SUFFIX, is_log_name
 from .ledger import View
 from .shelf import Shelf
 
-_COLUMN: dict[str, str] = {"records": "topic", "leases": "queue"}
+_LOGS = ("records", "leases")  # views with offsets
 _EARLIEST = -2
 
 
@@ -53,7 +54,7 @@ class Pins:
         return {pin.id for pins in self.of.values() for pin in pins.values()}
 
     def view(self, name: str, **options: str) -> DataFrame:
-        if name in _COLUMN:
+        if name in _LOGS:
             return self._read(cast(View, name), options, starts=None)
         key = (name, tuple(sorted(options.items())))
         if key not in self._stored:
@@ -76,15 +77,17 @@ class Pins:
         return self._read(view, options, starts=starts)
 
     def _read(self, view: View, options: dict[str, str], *, starts: dict[str, int] | None) -> DataFrame:
-        names = [name for name in self.of[view] if _subscribed(name, options)]
-        bounds = {"endingOffsets": _json({name: self.of[view][name].end for name in names})}
+        pins = {name: pin for name, pin in self.of[view].items() if _subscribed(name, options)}
+        bounds = {
+            # Topics that came after the pins would be read, and read again by the next run; also under an old name.
+            "topicIds": _json({name: pin.id for name, pin in pins.items()}),
+            "endingOffsets": _json({name: pin.end for name, pin in pins.items()}),
+        }
         if starts is not None:
             bounds["startingOffsets"] = _json(starts)
         # What caps and TTL took between two runs is reported as loss; it must not fail the report.
         whole = {"path": self._folder, "view": view, "failOnDataLoss": "false", **bounds, **options}
-        frame = self._spark.read.format(FORMAT).options(**whole).load()
-        # Topics that came after the pins would be read, and read again by the next run.
-        return frame.filter(_one_of(_COLUMN[view], names))
+        return self._spark.read.format(FORMAT).options(**whole).load()
 
 
 class NoPins(Pins):
@@ -110,12 +113,6 @@ def _subscribed(name: str, options: Mapping[str, str]) -> bool:
     if "subscribe" in options:
         return name in [one.strip() for one in options["subscribe"].split(",")]
     return "subscribePattern" not in options or re.fullmatch(options["subscribePattern"], name) is not None
-
-
-def _one_of(column: str, names: list[str]) -> str:
-    """As SQL: one expression, where a Column would cost a call of the JVM for each name."""
-    quoted = ", ".join("'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" for name in names)
-    return f"{column} IN ({quoted})" if names else "false"
 
 
 def _json(value: object) -> str:

@@ -69,10 +69,10 @@ def test_lease_events_too(server: Server, api: Client, out: Path, monkeypatch: p
     stand_in(monkeypatch, queues=counting_leases)
     queue = make_queue(api, unique("queue"))
     api.append(queue.name, *range(10))
-    queue.take(4)
+    queue.take(4, lease_ms=600_000)
     first = summary(run_once(server.data_dir, out, "queues"), "queues")
     assert first["read"][queue.name] == 4
-    queue.take(3)
+    queue.take(3, lease_ms=600_000)
     second = summary(run_once(server.data_dir, out, "queues"), "queues")
     assert second["read"] == {queue.name: 3}
     assert second["all"][queue.name] == 7
@@ -185,6 +185,41 @@ def test_all_reports_of_a_run_see_the_same_heads(
     second = summary(run_once(server.data_dir, out))
     assert second["read"] == {topic: 100, late: 100}
     assert second["all"][topic] == 106
+
+
+def test_a_topic_that_goes_while_a_run_looks_is_missing_and_its_name_is_not_it(
+    server: Server, api: Client, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, again = make_queue(api, unique("gone")), make_queue(api, unique("again"))
+    for queue in (gone, again):
+        queue.produce(*range(9))
+        queue.take(4, lease_ms=600_000)
+
+    def late(job: Job) -> Result:
+        """Between the pins and the first look one queue is deleted, and one of the same name is made."""
+        for queue in (gone, again):
+            api.send("DELETE", f"/v0/topics/{queue.name}")
+        make_queue(api, again.name).produce(*range(50))
+        again.take(7, lease_ms=600_000)
+        records = counting(job).summary
+        some = job.view("records", subscribe=f"{gone.name},{again.name}")
+        leases = job.fresh("leases").groupBy("queue").count().collect()
+        return Result(
+            summary={**records, "some": some.count(), "leases": {row["queue"]: row["count"] for row in leases}}
+        )
+
+    stand_in(monkeypatch, traffic=late, queues=counting_leases)
+    outcome = run_once(server.data_dir, out, "traffic", "queues")
+    first = summary(outcome)
+    assert first["some"] == 0
+    for found in (first["read"], first["leases"], summary(outcome, "queues")["read"]):
+        assert not {gone.name, again.name} & set(found)
+
+    stand_in(monkeypatch, traffic=counting, queues=counting_leases)
+    second = run_once(server.data_dir, out, "traffic", "queues")
+    assert summary(second)["read"] == {again.name: 50}
+    assert summary(second)["all"][again.name] == 50
+    assert summary(second, "queues")["read"] == {again.name: 7}
 
 
 def test_what_is_evicted_between_runs_fails_nothing(

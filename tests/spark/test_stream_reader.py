@@ -83,6 +83,7 @@ def test_other_beginnings(server: Server, api: Client, stem: str) -> None:
     [
         ({"view": "topics"}, "option view: topics can't be streamed; records, leases and tombstones can"),
         ({"endingOffsets": '{"x": 3}'}, "a stream has no end: leave out endingOffsets and endingTimestamp"),
+        ({"topicIds": "{}"}, "option topicIds is for spark.read: a stream knows the topics that it has begun with"),
         ({"endingTimestamp": "5"}, "a stream has no end: leave out endingOffsets and endingTimestamp"),
     ],
 )

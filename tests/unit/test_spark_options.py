@@ -73,6 +73,13 @@ def test_subscriptions() -> None:
     assert [name for name in ("orders", "my-orders", "x", "xx") if by_pattern.wants(name)] == ["orders", "x"]
 
 
+def test_topics_by_id() -> None:
+    found = parsed(topicIds='{"a": "00000000000000a1", "b": "00000000000000b2"}', subscribe="b,c")
+    assert found.ids == {"a": "00000000000000a1", "b": "00000000000000b2"}
+    assert [name for name in ("a", "b", "c") if found.wants(name)] == ["b"]
+    assert not parsed(topicIds="{}").wants("a")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -108,6 +115,10 @@ def test_no_millisecond_is_missed_by_one(ms: int, hours: int, micros: int) -> No
         ({"subscribe": ""}, "option subscribe is empty"),
         ({"subscribePattern": "("}, "option subscribePattern: '(' is no regular expression"),
         ({"subscribe": "a", "subscribePattern": "b"}, "options subscribe and subscribePattern contradict"),
+        ({"topicIds": "orders"}, "option topicIds: 'orders' is no JSON such as"),
+        ({"topicIds": '{"a": "a1"}'}, 'option topicIds: \'{"a": "a1"}\' is no JSON such as'),
+        ({"topicIds": "{}", "view": "topics"}, "option topicIds is for view=records and view=leases"),
+        ({"topicIds": "{}", "endingOffsets": '{"a": 1}'}, "option endingOffsets names a, which is not subscribed"),
         ({"startingOffsets": "first"}, "option startingOffsets: 'first' is neither earliest nor latest nor JSON"),
         ({"startingOffsets": "[1]"}, "option startingOffsets: '[1]' is neither"),
         ({"startingOffsets": '{"a": -3}'}, "option startingOffsets: -3 for a is no offset"),
