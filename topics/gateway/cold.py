@@ -36,7 +36,7 @@ from topics.gateway.calls import Calls
 from topics.gateway.exchange import Outcome, Request, Response, error_response
 from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
-from topics.gateway.handlers import Handlers, shutting_down
+from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
@@ -55,6 +55,7 @@ class _Life:
 
     def __init__(self, scope: trio.CancelScope, id: int) -> None:
         self.scope = scope
+        self.abort = scope.cancel
         self.id = id
         self.started_ns = time.perf_counter_ns()
         self.number = 0  # of its route
@@ -77,9 +78,6 @@ class _Life:
         self._answered.set()
         if self._over:
             self.end()
-
-    def abort(self) -> None:
-        self.scope.cancel()
 
     async def wait_answered(self) -> Response:
         await self._answered.wait()
@@ -152,8 +150,7 @@ class ColdLane:
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
         self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
-        self.connections = 0
-        self.requests = 0
+        self.connections = self.requests = 0
         self.outlets: set[ColdOutlet] = set()  # of open streams
         self._servers: set[Server] = set()
         self._lives: set[_Life] = set()
@@ -278,6 +275,9 @@ class ColdLane:
             return await self._ask(life, await self._outcome(life))
         except ApiError as error:
             return error_response(error)
+        except Exception as error:  # a bug costs one request
+            self._calls.on_fault(error, life.id)
+            return error_response(went_wrong())
 
     def _note(self, life: _Life, response: Response, own: bytes | None, method: str, path: str) -> None:
         """For the counters and the log."""
@@ -359,7 +359,7 @@ class ColdLane:
             await self._body(life, keep=False)
             raise
         body: bytes | bytearray = await self._body(life, keep=route.takes_body)
-        if self._handlers.draining:
+        if self._handlers.draining and not route.always:
             raise shutting_down()
         self._take_slot(life, owner)
         if body:
@@ -384,12 +384,15 @@ class ColdLane:
         outlet = self._open(life, ColdOutlet(stream, life.scope))
 
         async def body() -> AsyncIterator[bytes]:
-            stream.start(outlet, b"")
-            self.flush()
-            while (data := await outlet.take()) is not None:
-                yield data
-                outlet.taken(len(data))
+            try:
+                stream.start(outlet, b"")
                 self.flush()
+                while (data := await outlet.take()) is not None:
+                    yield data
+                    outlet.taken(len(data))
+                    self.flush()
+            except Exception as error:  # one stream's fault is its own
+                self._calls.on_fault(error, life.id)
 
         kept = {name: value for name, value in headers if name not in ("Connection", "Content-Type")}
         return QuartResponse(body(), headers=kept, content_type="text/event-stream; charset=utf-8")

@@ -269,6 +269,10 @@ def shutting_down() -> ApiError:
     return ApiError("shutting_down", "the server is shutting down", retry_after_s=2)
 
 
+def went_wrong() -> ApiError:
+    return ApiError("internal", "something went wrong in the server; it is logged")
+
+
 # --- calls whose answers are formatted by hand, and the others ----------------------------------------
 
 

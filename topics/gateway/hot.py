@@ -30,7 +30,7 @@ from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.guard import too_many_in_flight
-from topics.gateway.handlers import Handlers, shutting_down
+from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.head import Head, Heads, gunzip
 from topics.gateway.patience import Patience, Verdict
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
@@ -455,10 +455,10 @@ class HotLane:
         try:
             if not free:
                 raise too_many_in_flight(self.settings.max_inflight_per_key)
-            if self.handlers.draining:
-                raise shutting_down()
             route = head.route
             assert route is not None
+            if self.handlers.draining and not route.always:
+                raise shutting_down()
             if head.gzip_body and body:
                 body = gunzip(body, most=self.settings.max_body_bytes)
             request = Request(route.name, route.shard, route.query, body, head.idempotency_key, started_ns)
@@ -476,7 +476,7 @@ class HotLane:
             exchange.finish(error_response(error))
         except Exception as error:  # a bug costs one request, not the gateway
             self._calls.on_fault(error, exchange.id)
-            exchange.finish(error_response(ApiError("internal", "something went wrong in the server; it is logged")))
+            exchange.finish(error_response(went_wrong()))
         self._look_at_clock()
 
     def _take(self, slot: int) -> tuple[int, bool]:

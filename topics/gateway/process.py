@@ -1,7 +1,7 @@
 """The gateway process: accept, serve both lanes, dispatch to shards, until told to stop.
 
-Stopping: requests that come now are answered 503 shutting_down and their connections closed; those under way are
-answered. Then the listening socket, which the supervisor holds too, is left alone.
+Stopping: requests that come now, but for health and metrics, are answered 503 shutting_down and their connections
+closed; those under way are answered. Then the listening socket, which the supervisor holds too, is left alone.
 
 Retiring, in a reload: nothing is accepted or read any more, long polls are answered with what there is, streams end as
 at a stop, HTTP/2 clients are sent elsewhere. When everything that was asked is answered this process leaves its name to

@@ -37,6 +37,7 @@ class Route(NamedTuple):
     token: bool = False  # the key may stand in the query: browsers can't send headers with an EventSource
     streams: bool = False  # its answer may go on for as long as the connection lives
     looks: bool = False  # its handler looks at headers
+    always: bool = False  # answered while the server stops, too
     number: int = 0  # of its row, for counters
 
 
@@ -50,6 +51,7 @@ class Row(NamedTuple):
     token: bool = False
     streams: bool = False
     looks: bool = False
+    always: bool = False
     number: int = 0
 
 
@@ -68,8 +70,8 @@ class Routes:
     ) -> None:
         self._shards = handlers.shards
         self.append: Handler = handlers.append
-        health = {"GET": Row(handlers.health, probe=True)}
-        ready = {"GET": Row(handlers.ready, probe=True)}
+        health = {"GET": Row(handlers.health, probe=True, always=True)}
+        ready = {"GET": Row(handlers.ready, probe=True, always=True)}
         self._table: dict[tuple[str, ...], dict[str, Row]] = {
             ("v0", "topics"): {"GET": Row(handlers.list_topics, _READ)},
             ("v0", "topics", _NAME): {
@@ -94,7 +96,7 @@ class Routes:
             ("v0", "watch"): {"POST": Row(watches.create, _READ)},
             ("v0", "watch", _NAME): {"GET": Row(watches.open, _READ, named=False, token=True, streams=True)},
             ("v0", "ws"): {"GET": Row(watches.socket, streams=True)},
-            ("v0", "metrics"): {"GET": Row(metrics.get, _READ, looks=True)},
+            ("v0", "metrics"): {"GET": Row(metrics.get, _READ, looks=True, always=True)},
             ("v0", "health"): health,
             ("v0", "ready"): ready,
             ("healthz",): health,
@@ -156,6 +158,7 @@ class Routes:
             token=row.token,
             streams=streams,
             looks=row.looks,
+            always=row.always,
             number=row.number,
         )
 

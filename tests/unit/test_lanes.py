@@ -1,0 +1,203 @@
+"""What both lanes make of the same requests, without a process around them; the other lane over real HTTP/2."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import msgspec
+import pytest
+import trio
+from delivery import Answer, House, send
+from parts import metrics, queues, routers
+
+from topics.actors import messages
+from topics.gateway.calls import Calls
+from topics.gateway.cold import ColdLane
+from topics.gateway.exchange import Request, Response
+from topics.gateway.feeds import Feeds
+from topics.gateway.guard import Guard
+from topics.gateway.handlers import Handlers
+from topics.gateway.routes import Routes
+from topics.gateway.sse import Definition, SseStream
+from topics.gateway.streams import Streams
+from topics.gateway.watches import SSE_HEADERS, Watches
+from topics.settings import Settings
+
+PATIENCE_S = 30.0
+DEEP = base64.b64encode(b'{"x":%b%b}' % (b"[" * 2_000, b"]" * 2_000)).decode()
+
+
+class Bug(Exception):
+    pass
+
+
+def fail(*given: Any) -> Any:
+    raise Bug
+
+
+class Gateway:
+    """Linked to nobody: what asks a shard is 503."""
+
+    def __init__(self) -> None:
+        settings = Settings()
+        self.faults: list[Exception] = []
+        calls = Calls(shards=1, timeout_ms=1_000)
+        calls.on_fault = lambda error, id: self.faults.append(error)
+        self.streams = Streams(settings=settings, calls=calls, feeds=Feeds(calls, shards=1))
+        self.watches = Watches(self.streams, shards=1)
+        self.handlers = Handlers(settings, shards=1, board=None)  # type: ignore[arg-type]
+        self.lane = ColdLane(
+            settings=settings,
+            routes=Routes(self.handlers, self.watches, routers(shards=1), queues(shards=1), metrics(shards=1)),
+            handlers=self.handlers,
+            calls=calls,
+            watches=self.watches,
+            guard=Guard((), probes=False),
+            prefix="",
+            slots=None,
+            meter=None,
+            access=None,
+        )
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self._h2.initiate_connection()
+
+    async def get(self, target: str) -> tuple[int, bytes]:
+        """The answer; one that breaks off has status 0."""
+        number = self._h2.get_next_available_stream_id()
+        head = [(":method", "GET"), (":path", target), (":scheme", "http"), (":authority", "x")]
+        self._h2.send_headers(number, head, end_stream=True)
+        await self._stream.send_all(self._h2.data_to_send())
+        status, body = 0, b""
+        while True:
+            data = await self._stream.receive_some()
+            assert data, "the connection is gone"
+            for event in self._h2.receive_data(bytes(data)):
+                if isinstance(event, h2.events.ResponseReceived):
+                    status = int(dict(event.headers)[b":status"])
+                elif isinstance(event, h2.events.DataReceived):
+                    body += event.data
+                elif isinstance(event, h2.events.StreamReset):
+                    return 0, body
+                elif isinstance(event, h2.events.StreamEnded):
+                    return status, body
+
+    async def error(self, target: str) -> tuple[int, str]:
+        status, body = await self.get(target)
+        return status, json.loads(body)["error"]["code"]
+
+
+def run(gateway: Gateway, script: Any) -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S), socket.create_server(("127.0.0.1", 0)) as listener:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gateway.lane.run)
+                stream = await trio.open_tcp_stream(*listener.getsockname())
+                sock, _ = listener.accept()
+                sock.setblocking(False)
+                gateway.lane.hand_over(sock, b"")
+                await script(Client(stream))
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def get(house: House, target: str) -> Answer:
+    client = send(house.gateways[0], f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    house.settle()
+    client.read()
+    assert client.answer is not None
+    return client.answer
+
+
+# --- while the server stops ---
+
+ANSWERED = ("/v0/health", "/healthz", "/health", "/v0/metrics")
+REFUSED = ("/v0/ready", "/readyz", "/v0/topics", "/v0/topics/t")
+
+
+def test_the_fast_lane_while_the_server_stops(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.gateways[0].stop()
+    for target in ANSWERED:
+        assert get(house, target).status == 200, target
+    for target in REFUSED:
+        answer = get(house, target)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "shutting_down"), target
+    house.crash()
+
+
+def test_the_other_lane_while_the_server_stops() -> None:
+    async def script(client: Client) -> None:
+        gateway.handlers.draining = True
+        for target in ANSWERED:
+            assert (await client.get(target))[0] == 200, target
+        for target in REFUSED:
+            assert await client.error(target) == (503, "shutting_down"), target
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
+
+
+# --- what is refused, and what breaks ---
+
+
+@pytest.mark.parametrize("target", ["/v0/topics", "/v0/routers"])
+def test_a_cursor_that_is_nested_too_deeply(tmp_path: Path, target: str) -> None:
+    house = House(tmp_path)
+    assert get(house, f"{target}?cursor={DEEP}").status == 400
+    house.crash()
+
+    async def script(client: Client) -> None:
+        assert await client.error(f"{target}?cursor={DEEP}") == (400, "invalid_request")
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
+
+
+def test_a_bug_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(client: Client) -> None:
+        assert await client.error("/v0/topics/t") == (500, "internal")
+        assert (await client.get("/v0/health"))[0] == 200
+
+    monkeypatch.setattr(Handlers, "get_topic", fail)
+    gateway = Gateway()
+    run(gateway, script)
+    assert [type(error) for error in gateway.faults] == [Bug]
+
+
+@pytest.mark.parametrize("name", ["start", "drained"])
+def test_a_bug_in_a_stream_ends_that_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As it begins, and when its first bytes are with the socket."""
+    definition = msgspec.msgpack.encode(Definition(["t"], None, 10, 1_000, False, True, True, 60_000))
+    opened = messages.StreamOpened(7, 1, definition, [0], [0], False)
+
+    def work(request: Request) -> Response:
+        stream = SseStream(gateway.streams, "wid", opened, shards=1, last_id=None)
+        return Response(200, b"", SSE_HEADERS, stream=stream)
+
+    async def script(client: Client) -> None:
+        await client.get("/v0/watch/wid")
+        assert (await client.get("/v0/health"))[0] == 200
+
+    monkeypatch.setattr(SseStream, name, fail)
+    monkeypatch.setattr(Watches, "open", staticmethod(work))
+    gateway = Gateway()
+    run(gateway, script)
+    assert [type(error) for error in gateway.faults] == [Bug]
+    assert len(gateway.streams) == 0
