@@ -299,6 +299,64 @@ def test_after_a_full_disk_it_waits_a_while(shard: Shard) -> None:
     assert shard.topic("t").tail_rows == 0
 
 
+def test_what_a_snapshot_without_space_did_not_remove_goes_when_there_is_some(shard: Shard) -> None:
+    """On a shard that is not asked for anything any more: the space is what others wait for."""
+    shard.append("t", records(30))
+    shard.flush("t")
+    shard.checkpoint()
+    [segment] = shard.topic("t").segments
+    shard.delete("t", before_seq=31)
+    whole, shard.disk.write_whole = shard.disk.write_whole, _raises(DiskFull("no space"))  # type: ignore[method-assign]
+    for _ in range(3):
+        shard.wall.pass_ms(60_000)
+        assert shard.mover.step(quiet=True)
+        shard.mover.wait()
+    assert os.path.exists(segment.path)
+    shard.disk.write_whole = whole  # type: ignore[method-assign]
+    shard.wall.pass_ms(60_000)
+    assert steps(shard) >= 1
+    assert not os.path.exists(segment.path)
+    assert not shard.mover.step(quiet=True)
+
+
+@pytest.mark.parametrize("begun", [0, 5])
+@pytest.mark.parametrize("writes", range(8))
+def test_a_flush_without_space_gives_back_what_it_took(shard: Shard, begun: int, writes: int) -> None:
+    """Others need it more: the log above all."""
+    folder = Path(shard.settings.data_dir) / "topics"
+
+    def used() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    if begun:
+        shard.append("t", records(begun))
+        shard.flush("t")
+    for _ in range(3):
+        shard.append("t", records(25))
+    before, stored = used(), shard.everything("t")
+    write, left = shard.disk.write, writes
+
+    def scarce(fd: int, data: bytes, offset: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            write(fd, data[: len(data) // 2], offset)
+            raise DiskFull("no space")
+        write(fd, data, offset)
+
+    shard.disk.write = scarce  # type: ignore[method-assign]
+    shard.flush("t")
+    shard.disk.write = write  # type: ignore[method-assign]
+    if shard.topic("t").tail_rows:
+        assert used() == before
+        shard.flush("t")
+    assert shard.topic("t").tail_rows == 0
+    assert shard.everything("t") == stored
+    shard.checkpoint()
+    shard.restart()
+    assert shard.everything("t") == stored
+
+
 class RealDisk(QuickDisk):
     """Makes folders and files as the real one does; only syncs of data are left out."""
 

@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from topics import limits
+from topics.errors import DiskFull
 from topics.settings import Settings
 from topics.storage.columns import Columns, coalesce, coalesce_plain
 from topics.storage.format import frame_bytes
@@ -91,7 +92,20 @@ class Flush:
         return Segment(path, header, self._files)
 
     def write(self, topic: Topic, blocks: list[Block]) -> list[Moved]:
-        """On the thread: build and write every block, sync each file, write the index of those that end."""
+        """On the thread: build and write every block, sync each file, write the index of those that end.
+        All or nothing: what finds no space gives back what it took."""
+        try:
+            return self._write(topic, blocks)
+        except DiskFull:
+            for segment in {block.segment: None for block in blocks}:
+                self._disk.unlink(segment.index_path)
+                if segment.records:
+                    self._disk.truncate(segment.path, segment.data_bytes)
+                else:
+                    self._disk.unlink(segment.path)
+            raise
+
+    def _write(self, topic: Topic, blocks: list[Block]) -> list[Moved]:
         moved: list[Moved] = []
         at = 0
         while at < len(blocks):

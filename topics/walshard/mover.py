@@ -169,7 +169,7 @@ class Mover:
 
     def _snapshot_is_due(self, *, quiet: bool, pressed: bool) -> bool:
         wal = self._engine.wal
-        dead = self._engine.totals.all_dead_segments
+        dead = self._engine.totals.all_dead_segments + len(self._dead)
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
@@ -274,7 +274,8 @@ class Mover:
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
         engine.totals.dead_segments_gone()
-        self._flushed = self._pipe_flushed = False
+        flushed, self._flushed = self._flushed, False
+        pipe_flushed, self._pipe_flushed = self._pipe_flushed, False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered = wal.written_lsn
@@ -335,6 +336,8 @@ class Mover:
             self._leaving = leaving + self._leaving
             engine.dropped = dropped + engine.dropped
             self._dead = dead + self._dead
+            self._flushed |= flushed
+            self._pipe_flushed |= pipe_flushed
             self._old_snapshots = stale
 
         self._submit(_Job(write, finished, failed))
