@@ -4,13 +4,16 @@ snapshots, crashes, in any order. Who has looked at every step sees what a newco
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from folderplay import check_same, check_truth, newcomer, write_manifest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from model import Record, Shard, examples
+from onlooker import named
 
 from topics import limits
 from topics.errors import ApiError
@@ -170,6 +173,24 @@ MORE = [("append", "a", 5), ("append", "b", 12), ("flush", "b"), ("checkpoint",)
 def test_records_that_are_in_memory_only(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
     """Of an ephemeral topic the folder shows what was written while it was none, and never more."""
     play(tmp_path_factory.mktemp("ephemeral"), steps)
+
+
+def test_nobody_misses_what_is_on_no_disk(tmp_path: Path) -> None:
+    """A reader over all topics does not fail because of one that never had a record for it."""
+    shard = Shard(tmp_path)
+    write_manifest(tmp_path)
+    shard.append("t", [Record(b"1")] * 3, config=msgspec.structs.replace(EPHEMERAL, cap_records=2))
+    shard.restart()
+    shard.append("t", [Record(b"2")] * 3)
+    shard.checkpoint()
+    topic = named(newcomer(shard), "t")
+    assert 3 < topic.evict_floor <= topic.head_seq
+    assert topic.find_gap(1, topic.head_seq) is None
+    assert topic.find_gap(topic.head_seq, topic.head_seq) is None
+    shard.put("t", TopicConfig())
+    gap = named(newcomer(shard), "t").find_gap(1, topic.head_seq)
+    assert gap is not None, "of another class it is a loss"
+    assert gap[0] == 1
 
 
 def features(folder: Folder) -> set[str]:

@@ -140,14 +140,14 @@ class Topic:
         return sum(last - first + 1 for first, last in self.trims)
 
     def find_gap(self, first: int, last: int) -> tuple[int, int, str] | None:
-        """The first range within these seqs that was lost against the reader's will, and why."""
-        if first > last:
+        """The first range within these seqs that was lost against the reader's will, and why. Records of an ephemeral
+        topic are on no disk: whoever reads that does not miss them."""
+        if first > last or self.config.durability == "ephemeral":
             return None
         if first < self.evict_floor:
             return first, min(last, self.evict_floor - 1), self.eviction_reason(first)
         found: list[tuple[int, int, str]] = []
-        ephemeral = self.config.durability == "ephemeral"
-        for ranges, reason in (([] if ephemeral else self.holes, "lost"), (self.trims, "source_trim")):
+        for ranges, reason in ((self.holes, "lost"), (self.trims, "source_trim")):
             for begin, end in ranges:
                 if begin <= last and end >= first:
                     found.append((max(begin, first), min(end, last), reason))
