@@ -32,7 +32,7 @@ _REASONS = ("cap", "ttl", "mixed", "lost", "source_trim")
 
 def compute(job: Job) -> Result:
     today = F.lit(day_of(job.now_ms))
-    audit = _audited(job.view("topics")).withColumn("date", today)
+    audit = _audited(_settled(job)).withColumn("date", today)
     ranges = job.view("tombstones").withColumn("date", today)
     with kept(audit) as audit, kept(ranges) as ranges:
         job.save("audit", audit)
@@ -53,13 +53,34 @@ def compute(job: Job) -> Result:
     )
 
 
-def _audited(topics: DataFrame) -> DataFrame:
+def _rest() -> Any:
+    """Of the seqs given out, those that nothing accounts for."""
     rest = F.col("head_seq") - F.col("count")
     for name in _WENT:
         rest = rest - F.col(name)
-    # Nothing above the floor is forgotten, and what was counted below it is not either.
-    forgotten = F.greatest(F.lit(0), F.col("evict_floor") - 1 - F.col("evicted") - F.col("expired"))
-    bound = F.when(F.col("durability") == "ephemeral", rest).otherwise(forgotten)
+    return rest
+
+
+def _settled(job: Job) -> DataFrame:
+    """The topics. A snapshot shares its segments with the server, and what is deleted there later is deleted here, but
+    not in the snapshot's books: it is entered now, as far as flags in segments show it."""
+    topics = job.view("topics")
+    if not job.frozen:
+        return topics
+    segments = job.view("segments").filter(F.col("kind") == "segment")
+    flagged = segments.groupBy("topic").agg(F.sum("deleted").alias("flagged"))
+    later = F.greatest(F.lit(0), F.least(_rest() - _forgotten(), F.coalesce("flagged", F.lit(0))))
+    return topics.join(flagged, "topic", "left").withColumn("deleted", F.col("deleted") + later).drop("flagged")
+
+
+def _forgotten() -> Any:
+    """Nothing above the floor is forgotten, and what was counted below it is not either."""
+    return F.greatest(F.lit(0), F.col("evict_floor") - 1 - F.col("evicted") - F.col("expired"))
+
+
+def _audited(topics: DataFrame) -> DataFrame:
+    rest = _rest()
+    bound = F.when(F.col("durability") == "ephemeral", rest).otherwise(_forgotten())
     uncounted = F.greatest(F.lit(0), F.least(rest, bound))
     return topics.select(
         "topic",

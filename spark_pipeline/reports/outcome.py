@@ -32,8 +32,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     version: str  # of the program
     folder: str
-    now_ms: int
+    now_ms: int  # when the run began
     since_ms: int | None
+    snapshot_ms: int | None = None  # of a snapshot: when it was made, which is now for its reports
     seconds: float
     entries: list[Entry]
     breaches: list[Breach] = []

@@ -70,6 +70,7 @@ def _head(outcome: Outcome) -> dict[str, Any]:
         "when": f"{units.moment(outcome.now_ms):%Y-%m-%dT%H:%M:%SZ}",
         "now_ms": outcome.now_ms,
         "since_ms": outcome.since_ms,
+        "snapshot_ms": outcome.snapshot_ms,
     }
 
 

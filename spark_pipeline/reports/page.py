@@ -92,6 +92,7 @@ def render(outcome: Outcome) -> str:
         outcome=outcome,
         when=units.time_text(outcome.now_ms),
         since=None if outcome.since_ms is None else units.time_text(outcome.since_ms),
+        made=None if outcome.snapshot_ms is None else units.time_text(outcome.snapshot_ms),
         seconds=units.duration_text(outcome.seconds * 1_000),
         level=level,
         verdict=verdict,

@@ -70,7 +70,8 @@ class Job(Protocol):
     """What run.py gives a report."""
 
     spark: SparkSession
-    now_ms: int  # of this run; the same for all its reports
+    now_ms: int  # of this run, or of the snapshot that it is about; the same for all its reports
+    frozen: bool  # it is about a snapshot
     since_ms: int | None  # --since: leave out what is older
     data_dir: str  # as the driver sees it
 

@@ -74,10 +74,10 @@ class Watcher(Protocol):
 def run(request: Request, watcher: Watcher, *, clock: Callable[[], float] = time.time) -> Outcome:
     """Raises TopicsError for what is wrong with the request; a report that fails is part of the outcome."""
     folder = str(Path(request.folder).resolve())
-    Files(folder)  # no data folder, or a newer format: said before a JVM is started
+    frozen_ms = Files(folder).frozen_ms()  # no data folder, or a newer format: said before a JVM is started
     limits = [] if request.thresholds is None else thresholds.read(request.thresholds, suggest=registry.suggest_metric)
     with ledger.locked(request.out):
-        return _Run(request, folder, limits, watcher, now_ms=int(clock() * 1_000)).go()
+        return _Run(request, folder, limits, watcher, now_ms=int(clock() * 1_000), frozen_ms=frozen_ms).go()
 
 
 class _Run:
@@ -89,12 +89,14 @@ class _Run:
         watcher: Watcher,
         *,
         now_ms: int,
+        frozen_ms: int | None,
     ) -> None:
         self._request = request
         self._folder = folder
         self._limits = limits
         self._watcher = watcher
         self._now_ms = now_ms
+        self._frozen_ms = frozen_ms
         self._began = time.monotonic()
         self._id = f"{units.moment(now_ms):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
         self._log = request.out / LOG
@@ -159,9 +161,10 @@ class _Run:
             pins,
             self._shelf,
             before=now.reports.get(name, Counted()),
-            now_ms=self._now_ms,
+            now_ms=self._frozen_ms or self._now_ms,
             since_ms=self._request.since_ms,
             data_dir=self._folder,
+            frozen=self._frozen_ms is not None,
         )
         result: Result | None = None
         error: str | None = None
@@ -201,6 +204,7 @@ class _Run:
             folder=self._folder,
             now_ms=self._now_ms,
             since_ms=self._request.since_ms,
+            snapshot_ms=self._frozen_ms,
             seconds=time.monotonic() - self._began,
             entries=entries,
             breaches=breaches,
@@ -242,9 +246,11 @@ class ReportJob:
         now_ms: int,
         since_ms: int | None,
         data_dir: str,
+        frozen: bool = False,
     ) -> None:
         self.spark = spark
         self.now_ms = now_ms
+        self.frozen = frozen
         self.since_ms = since_ms
         self.data_dir = data_dir
         self._name = name

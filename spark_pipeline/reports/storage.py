@@ -154,7 +154,7 @@ def _sizes(job: Job, totals: dict[str, Any], free: int | None) -> list[dict[str,
     now = job.spark.createDataFrame([row], "date date, " + ", ".join(f"{name} bigint" for name in columns))
     found = (
         job.accumulate("sizes", now)
-        .filter(F.col("date") > day_of(job.now_ms - _DAYS * DAY_MS))
+        .filter((F.col("date") > day_of(job.now_ms - _DAYS * DAY_MS)) & (F.col("at") <= job.now_ms))
         .groupBy("date")
         .agg(F.max_by(F.struct(*columns), "at").alias("last"))
         .select("date", "last.*")

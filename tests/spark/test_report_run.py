@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 from e2e.client import Client, unique
 from e2e.queues import make_queue
-from e2e.server import Server
+from e2e.server import Server, eventually
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_pipeline.reports import ledger, shelf
+from spark_pipeline.reports import ledger, shelf, units
 from spark_pipeline.reports.ledger import LedgerError
 from spark_pipeline.reports.report import Job, Result
+from spark_pipeline.reports.run import Request, run
+from topics.cli.snapshot import make
+from topics.folder.topic import Topic
+from topics.folder.view import Folder
 
-from .reportrun import counting, counting_leases, files, run_once, stand_in, summary
+from .reportrun import Silent, counting, counting_leases, files, run_once, stand_in, summary
+from .reportscene import SMALL_SEGMENTS
+from .sourceplay import flushed, snapshots
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -317,6 +323,48 @@ def test_other_folders_and_snapshots(
     assert (out / "ledger.json").read_bytes() == before
     assert summary(run_once(other.data_dir, out, fresh=True)) == {"read": {"a": 1}, "all": {"a": 1}}
     assert summary(run_once(other.data_dir, out)) == {"read": {}, "all": {"a": 1}}
+
+
+def test_a_snapshot_is_reported_as_of_when_it_was_made(
+    start_server: Callable[..., Server], tmp_path: Path, out: Path
+) -> None:
+    """Two hours later, and while the server deletes from segments that both share."""
+    server = start_server(**SMALL_SEGMENTS)
+    frozen = tmp_path / "frozen" / "early"
+
+    def notes(folder: Path) -> Topic:
+        return next(topic for topic in Folder(str(folder)).topics if topic.name == "notes")
+
+    def flagged() -> bool:
+        snapshots(api)
+        return any(segment.flagged and segment.sealed for segment in notes(server.data_dir).segments)
+
+    def shared() -> bool:
+        snapshots(api)
+        return notes(frozen).count == 77
+
+    with server.client() as api:
+        jobs = make_queue(api, "jobs")
+        jobs.produce(*range(3))
+        jobs.take(2, lease_ms=600_000)
+        for tag in ("", "a", "b", "b", *[""] * 76):
+            api.append_records("notes", [{"data": 1, "tag": tag}])
+        flushed(api, server.data_dir, "notes")
+        assert api.delete("notes", match="a")["deleted"] == 1
+        eventually(flagged, every_s=0.2, what="a flag in a segment that a snapshot knows")
+        made = make(str(server.data_dir), str(frozen.parent), frozen.name)
+        assert notes(frozen).count == 79
+        assert api.delete("notes", match="b")["deleted"] == 2
+        eventually(shared, every_s=0.2, what="their flags in a file that both share")
+    request = Request(folder=str(frozen), out=out, version="test", names=("queues", "loss"))
+    outcome = run(request, Silent(), clock=lambda: made.created_ms / 1_000 + 7_200)
+    queues = summary(outcome, "queues")
+    assert (queues["ready"], queues["in_flight"]) == (1, 2)
+    loss = summary(outcome, "loss")
+    assert (loss["unexplained"], loss["deleted"]) == (0, 3)
+    assert (outcome.now_ms - made.created_ms, outcome.snapshot_ms) == (7_200_000, made.created_ms)
+    assert json.loads((out / "summary.json").read_text())["snapshot_ms"] == made.created_ms
+    assert f"as it was at {units.time_text(made.created_ms)} UTC" in (out / "index.html").read_text()
 
 
 def test_history_that_somebody_removed_is_missed(
