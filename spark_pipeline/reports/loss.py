@@ -4,8 +4,9 @@ Every seq that was ever given out is a live record, or was deleted by a client, 
 process or the power, or stands for what a router's source had lost. What is left over has no explanation.
 
 One thing is in nobody's books: seqs that were in memory only. Those of an ephemeral topic are on no disk, and what a
-crash took is forgotten by number once everything before it has been evicted. So for ephemeral topics, and as far as a
-topic's floor reaches, a rest is called uncounted and not unexplained.
+crash took is forgotten by number once everything before it has been evicted. Copies that a router has just made are in
+memory for some seconds. So for ephemeral topics, as far as a topic's floor reaches, and above what is on the disk, a
+rest is called uncounted and not unexplained.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def compute(job: Job) -> Result:
     audit = _audited(_settled(job)).withColumn("date", today)
     ranges = job.view("tombstones").withColumn("date", today)
     with kept(audit) as audit, kept(ranges) as ranges:
-        job.save("audit", audit)
+        job.save("audit", audit.drop("forgetful"))
         job.save("tombstones", ranges)
         totals = _totals(audit)
         reasons = _reasons(ranges)
@@ -69,7 +70,7 @@ def _settled(job: Job) -> DataFrame:
         return topics
     segments = job.view("segments").filter(F.col("kind") == "segment")
     flagged = segments.groupBy("topic").agg(F.sum("deleted").alias("flagged"))
-    later = F.greatest(F.lit(0), F.least(_rest() - _forgotten(), F.coalesce("flagged", F.lit(0))))
+    later = F.greatest(F.lit(0), F.least(_rest() - _forgotten() - _in_memory(), F.coalesce("flagged", F.lit(0))))
     return topics.join(flagged, "topic", "left").withColumn("deleted", F.col("deleted") + later).drop("flagged")
 
 
@@ -78,9 +79,15 @@ def _forgotten() -> Any:
     return F.greatest(F.lit(0), F.col("evict_floor") - 1 - F.col("evicted") - F.col("expired"))
 
 
+def _in_memory() -> Any:
+    """Copies that are in no segment yet are these at most."""
+    return F.col("head_seq") - F.col("disk_seq")
+
+
 def _audited(topics: DataFrame) -> DataFrame:
     rest = _rest()
-    bound = F.when(F.col("durability") == "ephemeral", rest).otherwise(_forgotten())
+    ephemeral = F.col("durability") == "ephemeral"
+    bound = F.when(ephemeral, rest).otherwise(_forgotten() + _in_memory())
     uncounted = F.greatest(F.lit(0), F.least(rest, bound))
     return topics.select(
         "topic",
@@ -92,6 +99,8 @@ def _audited(topics: DataFrame) -> DataFrame:
         *_WENT,
         uncounted.alias("uncounted"),
         (rest - uncounted).alias("unexplained"),
+        # It is to be on the disk, and yet has seqs that nobody counted.
+        (~ephemeral & (F.least(rest - _in_memory(), _forgotten()) > 0)).alias("forgetful"),
     )
 
 
@@ -99,17 +108,12 @@ def _rows(frame: DataFrame, most: int) -> list[dict[str, Any]]:
     return [row.asDict() for row in frame.limit(most).collect()]
 
 
-def _forgetful() -> Any:
-    """Topics that are to be on the disk, and yet have uncounted seqs."""
-    return (F.col("uncounted") > 0) & (F.col("durability") != "ephemeral")
-
-
 def _totals(audit: DataFrame) -> dict[str, Any]:
     names = ("assigned", "live", *_WENT, "uncounted")
     row = audit.agg(
         F.count("*").alias("topics"),
         F.count(F.when(F.col("unexplained") != 0, 1)).alias("topics_off"),
-        F.count(F.when(_forgetful(), 1)).alias("topics_uncounted"),
+        F.count(F.when(F.col("forgetful"), 1)).alias("topics_uncounted"),
         F.coalesce(F.sum(F.abs("unexplained")), F.lit(0)).alias("unexplained"),
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names),
     ).first()

@@ -379,6 +379,22 @@ def test_what_was_in_memory_only_is_not_unexplained(play: Play, frames: Frames) 
     assert any("2 topics forgot" in text for text in findings(result, "notice"))
 
 
+def test_copies_that_are_on_their_way_to_the_disk_are_not_unexplained(play: Play, frames: Frames) -> None:
+    frames.rows["topics"] = [
+        topic("copies", 100, disk_seq=90, count=90),
+        topic("between", 100, disk_seq=90, count=93),  # clients wrote some of the last ten
+        topic("short", 100, disk_seq=90, count=80),  # and ten below them are missing
+        topic("capped", 100, disk_seq=95, count=5, evicted=70, evict_floor=91),  # it forgot 20 besides
+    ]
+    result = play.run(loss, now_ms=NOW)
+    audit = {row["topic"]: (row["uncounted"], row["unexplained"]) for row in play.saved("loss", "audit")}
+    assert audit == {"copies": (10, 0), "between": (7, 0), "short": (10, 10), "capped": (25, 0)}
+    assert findings(result, "breach") == ["10 seqs of topic short have no explanation."]
+    assert [text for text in findings(result, "notice") if "forgot" in text] == [
+        "1 topic forgot seqs below the floor: a crash took them when they were in memory only, long ago."
+    ]
+
+
 def test_tombstones_are_summed_by_reason(play: Play, frames: Frames) -> None:
     def gap(name: str, reason: str, first: int, last: int, missed: int) -> dict[str, Any]:
         return {"topic": name, "shard": 0, "reason": reason, "gap_from": first, "gap_to": last, "missed": missed}
