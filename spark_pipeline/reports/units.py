@@ -121,13 +121,16 @@ def epoch_ms(when: datetime) -> int:
 # --- ticks -------------------------------------------------------------------------------------------
 
 
+_NOTHING = 1e-12  # a difference that nobody means
+
+
 def ticks(low: float, high: float, kind: Kind, *, at_most: int = 6) -> list[float]:
     """Round values that cover low..high; the first is not above low, the last not below high."""
-    if high <= low:
+    if high - low < _NOTHING:
         high = low + 1
     step = _step((high - low) / max(at_most - 1, 1), kind)
     first = math.floor(low / step)
-    last = math.ceil(high / step - 1e-9)
+    last = max(math.ceil(high / step - 1e-9), first + 1)
     return [number * step for number in range(first, last + 1)]
 
 

@@ -82,6 +82,15 @@ def test_ticks_cover_what_they_are_for(low: float, span: float, kind: Kind, at_m
     assert 2 <= len(ticks) <= at_most + 2
 
 
+@pytest.mark.parametrize("kind", ["count", "bytes", "ms", "percent", "number"])
+@pytest.mark.parametrize("high", [0.0, 5e-324, 4.5e-213, 1e-13, 1e-10])
+def test_ticks_of_next_to_nothing(high: float, kind: Kind) -> None:
+    ticks = units.ticks(0, high, kind)
+    assert ticks[0] == 0
+    assert ticks[-1] >= high * (1 - 1e-9)
+    assert len(ticks) > 1
+
+
 @pytest.mark.parametrize(
     ("high", "kind", "labels"),
     [
