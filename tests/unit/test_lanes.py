@@ -153,6 +153,28 @@ def test_the_other_lane_while_the_server_stops() -> None:
     assert gateway.faults == []
 
 
+# --- heads and bodies ---
+
+
+def test_a_head_that_is_known_and_shorter_than_the_last_one(tmp_path: Path) -> None:
+    """It comes alone, its body later: all of that belongs to it."""
+
+    def head_of(body: bytes) -> bytes:
+        length = f"Content-Length: {len(body)}\r\n\r\n"
+        return f"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}".encode()
+
+    house = House(tmp_path)
+    longer, shorter = (b'{"records":[{"data":"%b"}]}' % (b"x" * size) for size in (1_000_000, 900_000))
+    assert len(head_of(longer)) == len(head_of(shorter)) + 1
+    client = send(house.gateways[0], b"")
+    for body in (shorter, longer, shorter):
+        for part in (head_of(body), body):
+            client.pipe.inbox += part
+            house.settle()
+    assert client.pipe.took.count(b"HTTP/1.1 20") == 3
+    house.crash()
+
+
 # --- what is refused, and what breaks ---
 
 

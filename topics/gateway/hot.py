@@ -319,6 +319,8 @@ class HotLane:
                     raw = data[at:end]
                     head = self._heads.get(raw if isinstance(raw, bytes) else bytes(raw))
                     connection.head_bytes = end - at
+                elif end > size:  # known, and shorter than the last one: its body is still to come
+                    end, connection.head_bytes = size, size - at
                 if head.fatal:
                     if data[at : at + 14] == H2_PREFACE[:14]:
                         if not self._preface(connection, data, at):
