@@ -156,3 +156,14 @@ def test_a_count_that_does_not_fit_is_corruption(count: int) -> None:
 def test_columns_longer_than_the_body_are_corruption(body: bytes) -> None:
     with pytest.raises(CorruptData):
         Columns(body, count=1, ts=TS)
+
+
+def test_columns_that_nobody_can_read_are_corruption() -> None:
+    """One that is no JSON, and one that is more deeply nested than a reader can go."""
+    deep = b'{"a":' * 2_000 + b"1" + b"}" * 2_000
+    for metas in (b"[nonsense]", b"[%b]" % deep):
+        columns = Columns(struct.pack("<4I", 0, 0, 0, len(metas)) + metas + b"1", count=1, ts=TS)
+        with pytest.raises(CorruptData, match="can't be read"):
+            columns.metas()
+        with pytest.raises(CorruptData, match="can't be read"):
+            columns.sizes()

@@ -14,8 +14,9 @@ data   the JSON values as they were sent, joined by RS (0x1E), which no JSON tex
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
+from typing import TypeVar
 
 import msgspec
 
@@ -24,13 +25,28 @@ from topics.storage.format import RECORD_OVERHEAD, RECORD_SEPARATOR
 
 _LENGTHS = struct.Struct("<4I")
 _encode = msgspec.json.Encoder().encode
-_decode_runs = msgspec.json.Decoder(list[tuple[int, int]]).decode
-_decode_strings = msgspec.json.Decoder(list[str | None]).decode
-_decode_nodes = msgspec.json.Decoder(str | list[str | None]).decode
-_decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_T = TypeVar("_T")
 
 Buffer = bytes | memoryview | msgspec.Raw
 Raw = msgspec.Raw
+
+
+def _decoding(decoder: msgspec.json.Decoder[_T]) -> Callable[[Buffer], _T]:
+    """A column that was written whole and that nobody can read, or not so deep down, is damage."""
+
+    def decode(column: Buffer) -> _T:
+        try:
+            return decoder.decode(column)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise CorruptData(f"a column of a batch can't be read: {exc}") from None
+
+    return decode
+
+
+_decode_runs = _decoding(msgspec.json.Decoder(list[tuple[int, int]]))
+_decode_strings = _decoding(msgspec.json.Decoder(list[str | None]))
+_decode_nodes = _decoding(msgspec.json.Decoder(str | list[str | None]))
+_decode_raws = _decoding(msgspec.json.Decoder(list[msgspec.Raw]))
 
 
 def pack(
