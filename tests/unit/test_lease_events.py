@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from leasebook import Written, check_books, leases_of, replayed, row, rows, seen, states
 from model import EXHAUSTIVE, examples
 
+from topics.errors import CorruptData
 from topics.queue.leases import Leases, State
 from topics.storage.config import owner_of_id
 from topics.storage.leases import (
@@ -135,8 +136,8 @@ def test_a_later_versions_fields_are_passed_over_and_an_earlier_ones_are_filled(
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b'{"event":"stolen"}', b'{"event":"acked","seqs":"1"}', b'{"event":']
 )
-def test_what_is_no_event_is_refused(data: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
+def test_what_is_no_event_is_damage(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="leases log"):
         decode_event(data)
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from topics.errors import CorruptData
+
 SUFFIX = "#leases"  # no client can name a topic so
 CHECKPOINT_TAG = "checkpoint"
 _TURNED = 1 << 63
@@ -51,7 +53,10 @@ _decode = msgspec.json.Decoder(LeaseEvent).decode
 
 
 def decode_event(data: bytes) -> LeaseEvent:
-    return _decode(data)
+    try:
+        return _decode(data)
+    except msgspec.DecodeError as exc:
+        raise CorruptData(f"an event of a leases log can't be read: {exc}") from None
 
 
 def log_name(queue: str) -> str:
