@@ -18,8 +18,10 @@ import pytest
 import trio
 
 from topics.cli import journal as journals
+from topics.cli.deadletters import CannotMove, DeadLetter
 from topics.cli.journal import Append, Journal
-from topics.cli.redrive import CannotMove, DeadLetter, Redrive, TagGlob, Tally
+from topics.cli.redrive import Redrive, Tally
+from topics.cli.tagglob import TagGlob
 from topics.client.address import parse_url
 from topics.client.client import Acked, Client, Receipt
 from topics.client.queue import Jobs

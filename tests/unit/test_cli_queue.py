@@ -14,9 +14,12 @@ import pytest
 from msgspec import Raw
 
 from topics.cli import journal as journal_module
+from topics.cli.deadletters import CannotMove, DeadLetter
 from topics.cli.journal import Append, Journal, JournalError, Open, Planned, Settled, boot_id, path_of, peek, replay
-from topics.cli.queue import JobPrinter, config_rows, duration_text, jobs_rows, redriven_words, view_of
-from topics.cli.redrive import CannotMove, DeadLetter, TagGlob, Tally
+from topics.cli.queue import JobPrinter, config_rows, duration_text, jobs_rows, view_of
+from topics.cli.queue_redrive import redriven_words
+from topics.cli.redrive import Tally
+from topics.cli.tagglob import TagGlob
 from topics.client import QueueCounts, Record, TopicState
 
 CONFIG: dict[str, Any] = {
