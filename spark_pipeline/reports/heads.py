@@ -20,11 +20,11 @@ def growth(job: Job, topics: DataFrame, *, since_ms: int) -> tuple[DataFrame, in
     and when that was. None: this is the first run, and `written` is everything."""
     now = topics.select(
         F.lit(day_of(job.now_ms)).alias("date"),
-        F.lit(job.now_ms).cast("bigint").alias("at"),
+        F.lit(job.run_ms).cast("bigint").alias("at"),
         "id",
         F.col("disk_seq").alias("seq"),
     )
-    earlier = job.accumulate("heads", now).filter(F.col("at") < job.now_ms)
+    earlier = job.accumulate("heads", now).filter(F.col("at") < job.run_ms)
     runs = earlier.agg(
         F.max(F.when(F.col("at") <= since_ms, F.col("at"))).alias("before"), F.min("at").alias("first")
     ).first()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import datetime
 
 import msgspec
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+
+from spark_pipeline.reports.report import Job
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -36,6 +38,11 @@ def window(now_ms: int) -> Window:
     hour = floor_ms(now_ms, HOUR_MS)
     day = hour - DAY_MS + HOUR_MS
     return Window(week_ms=day - WEEK_DAYS * DAY_MS, day_ms=day, hour_ms=hour)
+
+
+def up_to_now(job: Job, history: DataFrame) -> DataFrame:
+    """Of a snapshot: without the days that later runs have seen."""
+    return history.filter(F.col("date") <= day_of(job.now_ms)) if job.frozen else history
 
 
 def floor_ms(ms: int, unit: int) -> int:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_pipeline.reports import amounts
-from spark_pipeline.reports.hours import DAY_MS, date_of, day_of, day_start_ms, millis
+from spark_pipeline.reports.hours import DAY_MS, date_of, day_of, day_start_ms, millis, up_to_now
 from spark_pipeline.reports.kept import kept
 from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, Result, Series, Table
 
@@ -37,7 +37,7 @@ def compute(job: Job) -> Result:
         F.max("timestamp").alias("last_seen"),
         F.max("deliveries").alias("deliveries"),
     )
-    history = job.accumulate("letters", partial)
+    history = up_to_now(job, job.accumulate("letters", partial))
     if job.since_ms is not None:
         history = history.filter(F.col("date") >= day_of(job.since_ms))
     seen = history.groupBy(*_KEY).agg(

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_pipeline.reports import amounts, units
-from spark_pipeline.reports.hours import DAY_MS, WEEK_DAYS, date_of, day_of, day_start_ms, millis
+from spark_pipeline.reports.hours import DAY_MS, WEEK_DAYS, date_of, day_of, day_start_ms, millis, up_to_now
 from spark_pipeline.reports.kept import kept
 from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, Result, Series, Table
 
@@ -35,7 +35,7 @@ def compute(job: Job) -> Result:
     partial = fresh.groupBy("node", date_of("timestamp").alias("date"), "size").agg(
         F.count("*").alias("records"), F.max("timestamp").alias("last_seen")
     )
-    history = job.accumulate("sizes", partial)
+    history = up_to_now(job, job.accumulate("sizes", partial))
     begin = job.now_ms - _DAYS * DAY_MS if job.since_ms is None else job.since_ms
     recent = history.filter(F.col("date") >= day_of(begin))
     with kept(_merged(recent)) as recent, kept(_by_node(recent)) as nodes:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_pipeline.reports import amounts, units
-from spark_pipeline.reports.hours import DAY_MS, HOUR_MS, WEEK_DAYS, date_of, day_of, day_start_ms, millis
+from spark_pipeline.reports.hours import DAY_MS, HOUR_MS, WEEK_DAYS, date_of, day_of, day_start_ms, millis, up_to_now
 from spark_pipeline.reports.kept import kept
 from spark_pipeline.reports.report import Chart, Column, Finding, Job, Metric, Result, Series, Table
 
@@ -123,7 +123,7 @@ def _week(job: Job, measures: DataFrame) -> DataFrame:
     begin = job.now_ms - (WEEK_DAYS - 1) * DAY_MS
     if job.since_ms is not None:
         begin = max(begin, job.since_ms)
-    recent = measures.filter(F.col("date") >= day_of(begin))
+    recent = up_to_now(job, measures).filter(F.col("date") >= day_of(begin))
     return recent.groupBy("date", "queue", "measure", "ms").agg(F.sum("jobs").alias("jobs"))
 
 

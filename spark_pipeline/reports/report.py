@@ -71,6 +71,7 @@ class Job(Protocol):
 
     spark: SparkSession
     now_ms: int  # of this run, or of the snapshot that it is about; the same for all its reports
+    run_ms: int  # when this run began, whatever it is about
     frozen: bool  # it is about a snapshot
     since_ms: int | None  # --since: leave out what is older
     data_dir: str  # as the driver sees it

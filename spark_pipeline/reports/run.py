@@ -164,6 +164,7 @@ class _Run:
             now_ms=self._frozen_ms or self._now_ms,
             since_ms=self._request.since_ms,
             data_dir=self._folder,
+            run_ms=self._now_ms,
             frozen=self._frozen_ms is not None,
         )
         result: Result | None = None
@@ -246,10 +247,12 @@ class ReportJob:
         now_ms: int,
         since_ms: int | None,
         data_dir: str,
+        run_ms: int | None = None,
         frozen: bool = False,
     ) -> None:
         self.spark = spark
         self.now_ms = now_ms
+        self.run_ms = now_ms if run_ms is None else run_ms
         self.frozen = frozen
         self.since_ms = since_ms
         self.data_dir = data_dir

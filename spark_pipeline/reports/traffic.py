@@ -43,6 +43,8 @@ def compute(job: Job) -> Result:
     if job.since_ms is not None:
         hourly = hourly.filter(hour_of("hour") >= hour_of(F.timestamp_millis(F.lit(job.since_ms))))
     span = window(job.now_ms)
+    if job.frozen:
+        hourly = hourly.filter(millis("hour") <= span.hour_ms)  # a later run may have seen more
     with kept(_by_topic(hourly, span)) as by_topic:
         totals = _totals(by_topic, span)
         top = [row.asDict() for row in by_topic.orderBy(*_busiest()).limit(_TOP).collect()]
@@ -66,7 +68,7 @@ def _busiest() -> list[Any]:
 def _unseen(job: Job, counted: DataFrame) -> dict[str, Any]:
     """What was written since the last run, and how much of it was gone before this one."""
     topics = job.view("topics").filter(~F.col("internal")).select("topic", "id", "durability", "disk_seq")
-    grown, since = growth(job, topics, since_ms=job.now_ms)
+    grown, since = growth(job, topics, since_ms=job.run_ms)
     read = counted.groupBy("topic").agg(F.sum("records").alias("read"))
     row = (
         grown.join(read, "topic", "left")

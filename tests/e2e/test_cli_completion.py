@@ -71,6 +71,7 @@ def test_nothing_to_offer(tmp_path: Path, wrong: str) -> None:
         (tmp_path / wrong).mkdir()
         (tmp_path / wrong / "topics.json").write_text("{")
     assert completed("topics", "topic", "show", "", TOPICS_DATA_DIR=tmp_path / wrong) == []
+    assert completed("topics", "topic", "show", "", TOPICS_CONFIG=tmp_path / wrong / "topics.json") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -195,7 +195,17 @@ def test_a_snapshot_keeps_what_the_server_drops(server: Server, elsewhere: Path)
     assert kept.count == RECORDS
     (listed,) = json.loads(snapshot("ls", "--json"))
     assert listed["own_bytes"] > sum(link.stat().st_size for link in links)
+    (elsewhere / "s").rename(elsewhere / "s.1")
+    (elsewhere / "s.tmp").mkdir()
+    half = cold_of(server) / "snapshots" / "s-0123456789ab"
+    half.mkdir()
+    (elsewhere / "s.tmp" / "apart").write_text(str(half))  # of a try that was killed
+    snapshot("create", "s")
+    assert not half.exists()
     snapshot("rm", "s")
+    verdict = verify(str(elsewhere / "s.1"), deep=True, running=False)
+    assert verdict.clean, verdict.problems  # each has its own links
+    snapshot("rm", "s.1")
     assert not list((cold_of(server) / "snapshots").iterdir())
 
 

@@ -356,7 +356,7 @@ def test_a_snapshot_is_reported_as_of_when_it_was_made(
         assert notes(frozen).count == 79
         assert api.delete("notes", match="b")["deleted"] == 2
         eventually(shared, every_s=0.2, what="their flags in a file that both share")
-    request = Request(folder=str(frozen), out=out, version="test", names=("queues", "loss"))
+    request = Request(folder=str(frozen), out=out, version="test", names=("queues", "loss", "traffic"))
     outcome = run(request, Silent(), clock=lambda: made.created_ms / 1_000 + 7_200)
     queues = summary(outcome, "queues")
     assert (queues["ready"], queues["in_flight"]) == (1, 2)
@@ -365,6 +365,9 @@ def test_a_snapshot_is_reported_as_of_when_it_was_made(
     assert (outcome.now_ms - made.created_ms, outcome.snapshot_ms) == (7_200_000, made.created_ms)
     assert json.loads((out / "summary.json").read_text())["snapshot_ms"] == made.created_ms
     assert f"as it was at {units.time_text(made.created_ms)} UTC" in (out / "index.html").read_text()
+    again = run(request, Silent(), clock=lambda: made.created_ms / 1_000 + 7_300)
+    assert summary(again, "traffic")["unseen_since_last_run"] == 0
+    assert summary(again, "traffic")["day_records"] == summary(outcome, "traffic")["day_records"]
 
 
 def test_history_that_somebody_removed_is_missed(

@@ -54,7 +54,7 @@ def topic_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     try:
         with _patience(_PATIENCE_S):
             topics = Folder(folder_name(ctx.params.get("data_dir"), ctx)).topics
-    except (TopicsError, OSError, TimeoutError):
+    except (TopicsError, click.ClickException, OSError, TimeoutError):
         return []
     names = [topic.name for topic in topics if not topic.internal and topic.name.startswith(incomplete)]
     return [CompletionItem(name) for name in names if name not in typed][:_MOST]

@@ -11,9 +11,9 @@ Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command w
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
+import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -33,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TRIES = 5
 _COPY_BYTES = 8 * 2**20
 _UNFINISHED = ".tmp"
+_APART = "apart"  # in an unfinished one: where its links in the cold tier are
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,39 +178,47 @@ def make(data_dir: str, place: str, name: str) -> Snapshot:
         raise TopicsError(f"there is a snapshot {name} in {place} already: choose another name, or remove it")
     work = os.path.join(place, f"{name}{_UNFINISHED}")
     folder = Folder(data_dir)
-    apart = _apart(folder.files, final)
-
-    def clear() -> None:
-        shutil.rmtree(work, ignore_errors=True)
-        if apart is not None:
-            shutil.rmtree(apart, ignore_errors=True)
-
     for attempt in range(_TRIES):
-        clear()  # of a try that was cut off
+        _discard(work)  # of a try that was cut off
         os.makedirs(work, mode=0o750)
         try:
-            made = _fill(folder, work, name, apart)
-            os.rename(work, final)
-            return made
+            made = _fill(folder, work, name, _apart(folder.files, work, name))
+            break
         except FileNotFoundError as exc:
             # The server made a newer snapshot of its own, and files of the older one went.
             if attempt + 1 == _TRIES:
                 raise TopicsError(f"{exc.filename}: files go faster than they can be linked; try again") from None
             folder.look()
         except BaseException:
-            clear()
+            _discard(work)
             raise
-    raise AssertionError("unreachable")
+    try:
+        os.rename(work, final)
+    except OSError:
+        _discard(work)
+        raise
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(final, _APART))
+    return made
 
 
-def _apart(files: Files, final: str) -> str | None:
-    """Where on the disk of the cold tier its segments are linked, if there is one."""
+def _apart(files: Files, work: str, name: str) -> str | None:
+    """Where on the disk of the cold tier its segments are linked, if there is one. Nobody else's: a snapshot may be
+    renamed, and there are other places with the same names. Written down first, for whoever finds this half done."""
     cold = dict(files.roots()).get("cold")
     if cold is None:
         return None
-    final = os.path.abspath(final)
-    whose = hashlib.sha256(final.encode()).hexdigest()[:8]  # two places may have snapshots of one name
-    return os.path.join(os.path.abspath(cold), "snapshots", f"{os.path.basename(final)}-{whose}")
+    apart = os.path.join(os.path.abspath(cold), "snapshots", f"{name}-{secrets.token_hex(6)}")
+    _write(os.path.join(work, _APART), apart.encode())
+    return apart
+
+
+def _discard(work: str) -> None:
+    """What a try that came to nothing has left."""
+    with suppress(OSError), open(os.path.join(work, _APART), encoding="utf-8", errors="replace") as file:
+        if re.fullmatch(r".+/snapshots/[^/]+-[0-9a-f]{12}", apart := file.read()):  # else it was not written whole
+            shutil.rmtree(apart, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
@@ -221,7 +230,8 @@ def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if holding.bytes is None and _link(path, target):
             linked += 1
-        elif holding.bytes is None and tier == "cold" and apart is not None and _link_apart(path, apart, holding):
+        elif holding.bytes is None and tier == "cold" and apart is not None:
+            _link_apart(path, apart, holding)
             linked += 1
             cold = apart
         else:
@@ -246,11 +256,15 @@ def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
     return made
 
 
-def _link_apart(path: str, apart: str, holding: Holding) -> bool:
+def _link_apart(path: str, apart: str, holding: Holding) -> None:
     """It has left the disk that fills up, and is not copied back to it."""
     target = os.path.join(apart, holding.file)
     os.makedirs(os.path.dirname(target), mode=0o750, exist_ok=True)
-    return _link(path, target)
+    if not _link(path, target):
+        raise TopicsError(
+            f"{path} is in a cold tier whose disk has no hard links, so no snapshot can keep it: read the data folder "
+            "itself, or make a backup"
+        )
 
 
 def _link(path: str, target: str) -> bool:
