@@ -368,6 +368,45 @@ def test_long_polls_end_when_the_server_stops(calls: Calls, shards: list[Shard])
     assert [envelope.op for envelope in shards[0].asked()] == [Op.DROP_TOPIC, Op.DROP_TOPIC, Op.CANCEL]
 
 
+class Failing(Sink):
+    """Fails to take its answer, and the call behind it, of the same connection, is abandoned for that."""
+
+    def __init__(self, calls: Calls, others: list[Sink]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._others = others
+
+    def finish(self, value: Any) -> None:
+        raise RuntimeError
+
+    def abort(self) -> None:
+        for other in self._others:
+            self._calls.abandon(other)
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("by", ["their deadline", "the end"])
+def test_a_fault_takes_the_other_calls_of_its_connection_along(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    clock = Clock(monkeypatch)
+    faults: list[Exception] = []
+    calls.on_fault = lambda error, _: faults.append(error)
+    behind = Sink()
+    calls.submit(drop(0, timeout_ms=1_000), Failing(calls, [behind]))
+    calls.submit(drop(0, timeout_ms=1_000), behind)
+    stranger = submit(calls, drop(0, timeout_ms=1_000))
+    if by == "the end":
+        calls.end_polls(ApiError("shutting_down", "stopping", retry_after_s=2))
+    else:
+        clock.pass_ms(6_001)
+        calls.expire()
+    assert len(faults) == 2
+    assert behind.values == []
+    assert stranger.value.status == 503
+    assert not len(calls)
+
+
 # --- appends without options take their answer themselves ---
 
 

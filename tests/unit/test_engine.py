@@ -616,6 +616,22 @@ def test_a_delete_of_nothing_writes_nothing(shard: Shard) -> None:
     assert shard.engine.wal.written_lsn == written
 
 
+@pytest.mark.parametrize("durability", ["ephemeral", "disk"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_delete_that_ends_in_a_batch_of_which_nothing_is_left(shard: Shard, durability: str, on_disk: bool) -> None:
+    """Its body is not kept, and its file may be gone."""
+    shard.put("t", config(durability))
+    for tag in "abc":
+        shard.append("t", records(3, tag=tag))
+        if on_disk and durability == "disk":
+            shard.flush("t")
+    assert shard.delete("t", tag="b").deleted == 3
+    if on_disk:
+        shard.checkpoint()
+    assert shard.delete("t", before_seq=5).deleted == 3
+    assert [stored.seq for stored in shard.everything("t")] == [7, 8, 9]
+
+
 def test_a_delete_is_bounded_by_what_is_published(shard: Shard) -> None:
     shard.put("t", config("fsync"))
     shard.append("t", records(2, tag="x"))

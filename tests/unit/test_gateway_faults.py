@@ -12,6 +12,7 @@ from delivery import Gateway, House, SseClient, WsClient, create, send, watch
 from model import Record
 
 from topics import limits
+from topics.gateway.feeds import Feed
 from topics.gateway.websocket import Socket
 
 
@@ -172,6 +173,36 @@ def test_an_event_stream_that_is_taken_by_another(house: House, gateway: Gateway
     assert client.pipe.closed
     assert follower.streaming
     assert not follower.over
+
+
+def test_a_stream_whose_answer_fails_is_given_back(house: House, gateway: Gateway) -> None:
+    wid = create(house, {"topics": {"t": {}}})
+    answered = gateway.lane.answered
+    gateway.lane.answered = fail  # type: ignore[method-assign]
+    client = watch(house, wid)
+    house.settle()
+    gateway.lane.answered = answered  # type: ignore[method-assign]
+    assert client.pipe.closed
+    assert {type(error) for error in gateway.faults} == {Bug}
+    house.settle()
+    assert len(gateway.streams) == house.shards[0].engine.sessions.streams == 0
+
+
+def test_a_follow_whose_answer_fails_is_taken_back(
+    house: House, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "finish", fail)
+        client = connect(house)
+        client.send(LIVE)
+        house.settle()
+    assert {type(error) for error in gateway.faults} == {Bug}
+    pass_time(house, 2_000)
+    house.settle()
+    assert len(house.shards[0].engine.tails) == 1
+    append(house)
+    house.settle()
+    assert [one["op"] for one in client.read()].count("record") == 1
 
 
 def request(house: House, target: str = "/v0/topics/t") -> SseClient:

@@ -112,6 +112,22 @@ def test_nobody_waits_longer_than_a_call_may_take(play: Play) -> None:
     assert (play.sent, play.refused) == ([(0, 1)], [0])
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_that_goes_with_its_connection_as_it_is_refused(play: Play, others: int) -> None:
+    """Nobody else is taken for it."""
+    play.goes()
+    client = object()
+    play.holding.keep(0, send=lambda _: False, refuse=lambda: play.holding.abandon(client), size=10, of=client)
+    play.look(TIMEOUT_MS // 2)
+    for number in range(others):
+        play.keep(number)
+    play.look(TIMEOUT_MS // 2)
+    play.comes()
+    play.look()
+    assert play.sent == [(0, number) for number in range(others)]
+    assert not len(play.holding)
+
+
 def test_there_is_room_for_so_many_bytes(play: Play) -> None:
     play.goes()
     assert play.keep(0, size=limits.HOLD_BYTES - 1)

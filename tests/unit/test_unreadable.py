@@ -312,3 +312,18 @@ def test_a_long_poll_that_meets_it_is_told(shard: Shard, nodes: list[str] | None
     assert shard.engine.polls._by_topic == {}
     disk.broken = False
     assert [stored.seq for stored in shard.everything("t")] == [1, 2]
+
+
+def test_a_delete_that_ends_in_an_emptied_block_of_the_cold_tier(shard: Shard) -> None:
+    """There is nothing to fetch: asked for its sizes, it was fetched again and again."""
+    shard.put("t", TopicConfig(durability="disk"))
+    for number in range(60):
+        shard.append("t", records(1, tag="x" if 10 <= number < 20 else "y"))
+    shard.flush("t")
+    shard.append("t", records(1))
+    assert shard.delete("t", tag="x").deleted == 10
+    shard.checkpoint()
+    shard.relocate()
+    assert shard.topic("t").rows.find(14).source.cold
+    assert shard.delete("t", before_seq=15).deleted == 10
+    assert shard.topic("t").earliest_seq == 21

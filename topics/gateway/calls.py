@@ -26,6 +26,10 @@ from topics.gateway.pressure import Pressure
 from topics.shm.counters import State
 
 
+class Fallible(Protocol):
+    def abort(self) -> None: ...
+
+
 class Pending(Protocol):
     """A call that is out."""
 
@@ -305,8 +309,7 @@ class Calls:
         """Long polls end now, with this error: nobody waits for a server that stops."""
         for shard, pending in enumerate(self._pending):
             for correlation, entry in list(pending.items()):
-                if isinstance(entry, _Asked) and entry.call.timeout_ms:
-                    del pending[correlation]
+                if isinstance(entry, _Asked) and entry.call.timeout_ms and pending.pop(correlation, None) is not None:
                     if (link := self._links[shard]) is not None:
                         link.writer.send_always(messages.pack_cancel(correlation))
                     self._end(entry, error_response(error, close=True), correlation)
@@ -334,7 +337,7 @@ class Calls:
                 try:
                     entry.take(message)
                 except Exception as error:
-                    self._failed(entry, error, correlation)
+                    self.failed(entry, error, correlation)
             else:
                 on_unasked(shard, message)
 
@@ -349,7 +352,8 @@ class Calls:
         for shard, pending in enumerate(self._pending):
             late = [correlation for correlation, entry in pending.items() if entry.deadline_ms <= now]
             for correlation in late:
-                self._end(pending.pop(correlation), error_response(_unknown_outcome(self._name(shard))), correlation)
+                if (entry := pending.pop(correlation, None)) is not None:  # it may have gone with another's connection
+                    self._end(entry, error_response(_unknown_outcome(self._name(shard))), correlation)
             runs = self._runs[shard]
             over = [first for first, run in runs.items() if all(entry.deadline_ms <= now for entry in run.entries)]
             for first in over:  # a shard does not answer what it took too late
@@ -363,7 +367,7 @@ class Calls:
                 try:
                     entry.take_fields((first, entry.records, head_seq, created, deduped, wal_us, fsync_us))
                 except Exception as error:
-                    self._failed(entry, error, correlation)
+                    self.failed(entry, error, correlation)
             first += entry.records
             correlation += 1
 
@@ -372,11 +376,15 @@ class Calls:
         try:
             entry.finish(value)
         except Exception as error:
-            self._failed(entry, error, id)
+            self.failed(entry, error, id)
 
-    def _failed(self, entry: Sink | Pending | PlainEntry, error: Exception, id: int) -> None:
+    def failed(self, whose: Fallible, error: Exception, id: int = 0) -> None:
+        """A fault is that of one connection, which ends, whatever goes wrong in that, too."""
         self.on_fault(error, id)
-        entry.abort()
+        try:
+            whose.abort()
+        except Exception as another:
+            self.on_fault(another, id)
 
 
 def _raised(error: Exception, id: int) -> None:

@@ -263,7 +263,10 @@ class ColdLane:
             self._lives.discard(life)
             if life.waits:
                 self._calls.abandon(life)
-            life.end()
+            try:
+                life.end()
+            except Exception as error:
+                self._calls.on_fault(error, life.id)
             self._give_slot(life)
             if life.outlet is not None:
                 self.outlets.discard(life.outlet)

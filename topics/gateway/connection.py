@@ -51,15 +51,17 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
 
     def finish(self, value: Response) -> None:
         connection = self.connection
-        connection.lane.answered(self, value)
         if connection.closed:
+            connection.lane.answered(self, value)
             if value.stream is not None:
                 value.stream.discard()
             return
+        if value.stream is not None:
+            connection.starting = value.stream  # before anything can go wrong: whoever closes gives it back
         lane = connection.lane
+        lane.answered(self, value)
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
         if value.stream is not None:
-            connection.starting = value.stream
             self.keep_alive = True
             self.answer = lane.answers.encode_stream(value, id=self.id, request_id=self.request_id)
         else:

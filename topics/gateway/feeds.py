@@ -83,6 +83,7 @@ class Feed:
 
     def abort(self) -> None:
         """The answer could not be taken: it is asked for again."""
+        self._feeds.unfollow(self)
         self._feeds.unfollowed(self)
         self._feeds.retry[self] = None
 
@@ -142,9 +143,12 @@ class Feeds:
         feed.waiting.pop(member, None)
         feed.users -= 1
         if feed.users == 0 and self._by_key.get(feed.key) is feed:
-            if feed.correlation:
-                self._calls.tell(feed.shard, messages.pack(Op.UNFOLLOW, feed.correlation, messages.Unfollow()))
+            self.unfollow(feed)
             self.forget(feed)
+
+    def unfollow(self, feed: Feed) -> None:
+        if feed.correlation:
+            self._calls.tell(feed.shard, messages.pack(Op.UNFOLLOW, feed.correlation, messages.Unfollow()))
 
     def forget(self, feed: Feed) -> None:
         if self._by_key.get(feed.key) is feed:
@@ -154,8 +158,7 @@ class Feeds:
         self.retry.pop(feed, None)
 
     def failed(self, member: Member, error: Exception) -> None:
-        self._calls.on_fault(error, 0)
-        member.abort()
+        self._calls.failed(member, error)
 
     def unfollowed(self, feed: Feed) -> None:
         self._by_correlation[feed.shard].pop(feed.correlation, None)

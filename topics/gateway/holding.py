@@ -110,10 +110,11 @@ class Holding:
                 first.refuse()
             elif peer in self._held or not first.send((now - first.since_ns) // 1_000):
                 break
-            queue.popleft()
-            self._bytes -= first.size
+            if queue and queue[0] is first:  # else its connection was closed meanwhile, and it went with that
+                queue.popleft()
+                self._bytes -= first.size
         if not queue:
-            del self._kept[peer]
+            self._kept.pop(peer, None)
 
     @property
     def next_due_ns(self) -> int | None:

@@ -178,8 +178,7 @@ class Streams:
         try:
             tell(stream)
         except Exception as error:
-            self.calls.on_fault(error, 0)
-            stream.abort()
+            self.calls.failed(stream, error)
             return False
         return True
 

@@ -92,8 +92,7 @@ class Works:
 
     def _failed(self, work: Work, error: Exception) -> None:
         """One stream's fault is its own."""
-        self._calls.on_fault(error, 0)
-        work.abort()
+        self._calls.failed(work, error)
 
     def unasked(self, message: bytes) -> None:
         _, correlation = messages.unpack_correlation(message)

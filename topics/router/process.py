@@ -82,6 +82,7 @@ class Router:
         context.on_stop = self._stop
         context.on_hold = self._hold
         context.on_retire = self._retire
+        context.on_beat = self.publish_counters  # not in each round: there may be thousands of routers
         self._holds: list[str] = []  # shards that have not been told yet that all is in their rings
         self._obeying = 0
         self._retire_by: float | None = None
@@ -118,12 +119,11 @@ class Router:
                 for message in taken:
                     self._obeying += 1  # before the task begins: whoever looks in between must know
                     self._nursery.start_soon(self._obey, message, link)
-            self._publish_counters()
             self._say_held()
             await trio.lowlevel.checkpoint()
         idle.close()
 
-    def _publish_counters(self) -> None:
+    def publish_counters(self) -> None:
         words = self._context.row.words
         forwarders = self._forwarders.values()
         words[Word.FORWARDED] = self._ended_records + sum([forwarder.records for forwarder in forwarders])

@@ -372,7 +372,7 @@ class Engine:
             cut = topic.rows_cut_by(seqs)
         else:
             front = topic.rows.find(bound - 1)
-            cut = [] if front is None or bound > front.last else [front]
+            cut = [front] if front is not None and front.live and bound <= front.last else []
         need_sizes(cut, self.cache)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None

@@ -173,7 +173,7 @@ class Mover:
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
-        if self._has_moved():
+        if self._has_moved() or (quiet and self._leaving):
             return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
@@ -338,7 +338,7 @@ class Mover:
             self._dead = dead + self._dead
             self._flushed |= flushed
             self._pipe_flushed |= pipe_flushed
-            self._old_snapshots = stale
+            self._old_snapshots = [*stale, path]  # it may have got its name, and no more
 
         self._submit(_Job(write, finished, failed))
 
