@@ -170,36 +170,47 @@ def test_classes_and_queues_are_counted(api1: Client, scrape: Scrape) -> None:
     eventually(lambda: scrape()["topics_queue_topics"] == before["topics_queue_topics"], what="one queue less")
 
 
-def test_what_caps_and_ttl_take_is_counted(api1: Client, scrape: Scrape) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Server]:
+    """Of which nobody else loses or routes anything."""
+    server = Server(tmp_path / "data", log=tmp_path / "log")
+    with closing(server):
+        server.wait_ready()
+        yield server
+
+
+def test_what_caps_and_ttl_take_is_counted(alone: Server) -> None:
     """And what a client deletes is not: that is no loss."""
-    before = scrape()
-    capped, brief, deleted = unique("metrics"), unique("metrics"), unique("metrics")
-    api1.put(capped, cap_records=5)
-    api1.append(capped, *range(20))
-    api1.append(deleted, *range(7))
-    api1.delete(deleted, before_seq=8)
-    api1.put(brief, ttl_ms=1)
-    api1.append(brief, 1, 2, 3)
+    with alone.client() as api:
+        api.put("capped", cap_records=5)
+        api.append("capped", *range(20))
+        api.append("deleted", *range(7))
+        api.delete("deleted", before_seq=8)
+        api.put("brief", ttl_ms=1)
+        api.append("brief", 1, 2, 3)
+        eventually(lambda: api.state("brief")["count"] == 0, what="they are too old")
 
-    def grown(name: str) -> float:
-        return scrape()[f"topics_records_{name}_total"] - before[f"topics_records_{name}_total"]
+    def lost() -> tuple[float, float]:
+        found = parsed(scraped(alone))
+        return found["topics_records_evicted_total"], found["topics_records_expired_total"]
 
-    eventually(lambda: api1.state(brief)["count"] == 0, what="they are too old")
-    eventually(lambda: (grown("evicted"), grown("expired")) == (15, 3), what="the page")
+    eventually(lambda: lost() == (15, 3), what="the page")
 
 
-def test_the_lag_of_a_router_is_shown(api1: Client, scrape: Scrape) -> None:
-    source, dest = unique("metrics"), unique("metrics")
-    api1.put(dest, cap_records=1, discard="reject")
-    api1.append(dest, "full")
-    api1.put(source)
-    api1.send("PUT", f"/v0/routers/{source}", {"source": source, "dest": dest})
-    api1.append(source, *range(40))
-    api1.append(source, *range(2))
-    eventually(lambda: scrape()["topics_router_lag_records"] == 42, what="a router that can't go on")
-    api1.put(dest, cap_records=1_000, discard="reject")
-    eventually(lambda: scrape()["topics_router_lag_records"] == 0, what="one that has caught up")
-    api1.send("DELETE", f"/v0/routers/{source}")
+def test_the_lag_of_a_router_is_shown(alone: Server) -> None:
+    def lag() -> float:
+        return parsed(scraped(alone))["topics_router_lag_records"]
+
+    with alone.client() as api:
+        api.put("dest", cap_records=1, discard="reject")
+        api.append("dest", "full")
+        api.put("source")
+        api.send("PUT", "/v0/routers/r", {"source": "source", "dest": "dest"})
+        api.append("source", *range(40))
+        api.append("source", *range(2))
+        eventually(lambda: lag() == 42, what="a router that can't go on")
+        api.put("dest", cap_records=1_000, discard="reject")
+        eventually(lambda: lag() == 0, what="one that has caught up")
 
 
 def test_the_leases_log_is_no_topic(api1: Client, scrape: Scrape) -> None:
