@@ -60,6 +60,6 @@ def test_a_folder_that_the_file_does_not_say(tmp_path: Path, content: str, words
     path = tmp_path / "topics.toml"
     path.write_text(content)
     done = CliRunner(env={"TOPICS_DATA_DIR": None}).invoke(look, ["--config", str(path)])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -29,6 +29,15 @@ from topics.folder.view import Folder
 
 _CONFIG = "topics.config"  # in the context: the file that --config names
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class WrongSettings(click.ClickException):
+    """Of the file that says where the folder is: nothing was begun."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"topics: {self.message}", file=file, err=file is None)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -64,7 +73,7 @@ def folder_name(data_dir: str | None, ctx: click.Context | None = None) -> str:
     try:
         return (_configured(file) if file else None) or settings.Settings().data_dir
     except SettingsError as exc:
-        raise click.UsageError(str(exc)) from None
+        raise WrongSettings(str(exc)) from None
 
 
 def _configured(file: str) -> str | None:
