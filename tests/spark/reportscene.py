@@ -15,6 +15,7 @@ from e2e.routing import drained, route
 from e2e.server import Server, eventually
 
 from .reportplay import Truth, look
+from .sourceplay import flushed
 
 SMALL_SEGMENTS = {"TOPICS_SEGMENT_MAX_EVENTS": 40, "TOPICS_SEGMENT_MAX_AGE_MS": 300}
 
@@ -53,6 +54,7 @@ def _first_life(api: Client, data_dir: Path) -> None:
             ]
             api.append_records("orders", records, node=node)
     eventually(lambda: list(data_dir.glob("topics/*/*.idx")), what="a sealed segment of orders")
+    flushed(api, data_dir, "orders")  # named by a snapshot: others would not outlast the kill
     assert api.delete("orders", match="order:3")["deleted"] > 0
     assert api.delete("orders", before_seq=15)["deleted"] > 0
     api.append("notes", *({"text": "y" * (size * 11)} for size in range(60)))
