@@ -319,6 +319,22 @@ def test_what_a_snapshot_without_space_did_not_remove_goes_when_there_is_some(sh
     assert not shard.mover.step(quiet=True)
 
 
+def test_snapshots_that_got_their_name_and_no_more_go_with_the_next(shard: Shard) -> None:
+    shard.append("t", records(3))
+    whole = shard.disk.write_whole
+
+    def named(path: str, data: bytes, *given: Any, **more: Any) -> None:
+        whole(path, data, *given, **more)
+        raise DiskFull("no space for the entries of the folder")
+
+    shard.disk.write_whole = named  # type: ignore[method-assign]
+    for _ in range(3):
+        shard.checkpoint()
+    shard.disk.write_whole = whole  # type: ignore[method-assign]
+    shard.checkpoint()
+    assert len(list(Path(shard.settings.data_dir).rglob("*.snap"))) == 1
+
+
 @pytest.mark.parametrize("begun", [0, 5])
 @pytest.mark.parametrize("writes", range(8))
 def test_a_flush_without_space_gives_back_what_it_took(shard: Shard, begun: int, writes: int) -> None:

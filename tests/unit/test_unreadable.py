@@ -15,6 +15,7 @@ from test_tails import Follower, Stage
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.errors import DiskFull
 from topics.storage.config import TopicConfig
 
 CAUSES = ["rot", "cold disk"]
@@ -327,3 +328,24 @@ def test_a_delete_that_ends_in_an_emptied_block_of_the_cold_tier(shard: Shard) -
     assert shard.topic("t").rows.find(14).source.cold
     assert shard.delete("t", before_seq=15).deleted == 10
     assert shard.topic("t").earliest_seq == 21
+
+
+def test_segments_that_could_not_leave_the_hot_disk_go_though_nobody_asks_for_anything(shard: Shard) -> None:
+    fill(shard, TopicConfig(durability="disk"))
+    shard.copy_to_cold()
+    whole = shard.disk.write_whole
+
+    def full(*given: Any, **more: Any) -> None:
+        raise DiskFull("no space")
+
+    shard.disk.write_whole = full  # type: ignore[method-assign]
+    shard.checkpoint()
+    shard.disk.write_whole = whole  # type: ignore[method-assign]
+    shard.mover.snapshot_lsn = shard.engine.wal.written_lsn  # nothing was written since
+    shard.mover._flushed = shard.mover._pipe_flushed = False
+    hot = [segment.leaving for segment in shard.topic("t").segments if segment.leaving]
+    assert hot
+    shard.wall.pass_ms(60_000)
+    assert shard.mover.step(quiet=True)
+    shard.mover.wait()
+    assert not [segment for segment in shard.topic("t").segments if segment.leaving]
