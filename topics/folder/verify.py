@@ -39,12 +39,17 @@ _UNREADABLE = (TopicsError, msgspec.MsgspecError)
 Progress = Callable[[str, int, int], None]  # (file, files done, files in all)
 
 
-class Trouble(msgspec.Struct, frozen=True, order=True):
+class Trouble(msgspec.Struct, frozen=True):
     file: str  # below the data folder
     offset: int
     text: str
     shard: int | None = None
     topic: str | None = None
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """To sort by. A name may be there twice, once in each tier, and shard and topic may be None."""
+        return self.file, self.offset, self.text
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -91,8 +96,8 @@ class _Verification:
             self._problem(trouble)
         self._note_leftovers(listed, checked)
         self._look_at_topics()
-        verdict.problems.sort()
-        verdict.notes.sort()
+        verdict.problems.sort(key=lambda trouble: trouble.place)
+        verdict.notes.sort(key=lambda trouble: trouble.place)
         return verdict
 
     def _list(self) -> Inventory:
@@ -129,7 +134,7 @@ class _Verification:
         """What is wrong, and still is if one looks again."""
         found = set(self._troubles(listed, checked))
         if not found or not self._running:
-            return sorted(found)
+            return sorted(found, key=lambda trouble: trouble.place)
         time.sleep(_PAUSE_S)
         again = self._list()
         doubtful = {trouble.file for trouble in found}
@@ -138,7 +143,7 @@ class _Verification:
             index = entry.file.removesuffix(".data") + ".idx"
             if entry.kind == "wal" or doubtful & {entry.file, index} or entry.file not in rechecked:
                 rechecked[entry.file] = check_file(self._data_dir, entry, deep=self._verdict.deep)
-        return sorted(found & set(self._troubles(again, rechecked)))
+        return sorted(found & set(self._troubles(again, rechecked)), key=lambda trouble: trouble.place)
 
     def _troubles(self, listed: Inventory, checked: dict[str, Checked]) -> Iterator[Trouble]:
         for one in listed.damage:
