@@ -181,7 +181,7 @@ class ColdLane:
             sock.close()
 
     async def run(self) -> None:
-        app = ASGIWrapper(self._app())  # type: ignore[no-untyped-call]
+        app = ASGIWrapper(self._app())
         state: dict[str, Any] = {}
         lifespan = Lifespan(app, self._config, state)
         context = WorkerContext(None)

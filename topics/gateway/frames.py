@@ -39,9 +39,9 @@ class Batch:
     def without(self, nodes: frozenset[str]) -> Batch | None:
         """What is left for a reader that does not want these nodes' records; None: nothing."""
         piece = self.piece
-        if piece.nodes is None or nodes.isdisjoint(piece.nodes):  # type: ignore[arg-type]
+        if piece.nodes is None or nodes.isdisjoint(piece.nodes):
             return self if self._body else None
-        own = nodes.intersection(piece.nodes)  # type: ignore[arg-type]
+        own = nodes.intersection(piece.nodes)
         if own in self._filtered:
             return self._filtered[own]
         assert piece.ends is not None

@@ -1,0 +1,196 @@
+"""What the distribution says of itself is so: every package that is imported is declared where it is needed, and what
+a wheel carries beside modules is in it.
+
+Only syntax trees and pyproject.toml are looked at, and the metadata that the installation was built with.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Which extras a tree may rely on beside the dependencies of the distribution itself.
+TREES: dict[str, set[str]] = {
+    "topics": set(),
+    "spark_pipeline": {"spark"},
+    "pyspark_topics": {"spark"},
+    "tests": {"spark", "dev"},
+}
+PACKAGES = [tree for tree in TREES if tree != "tests"]
+
+# Modules whose distribution has another name. Written down, because those of an extra need not be installed here.
+DISTRIBUTIONS = {
+    "prometheus_client": "prometheus-client",
+    "quart_trio": "quart-trio",
+    "trio_websocket": "trio-websocket",
+    "posix_ipc": "posix-ipc",
+    "xdist": "pytest-xdist",
+}
+# Modules that a declared distribution always brings in a version of its choosing: two declarations could disagree.
+BROUGHT = {"py4j": "pyspark"}
+
+
+@cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def normalized(name: str) -> str:
+    """As PEP 503 compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
+    assert match is not None, requirement
+    return normalized(match[0])
+
+
+def declared(tree: str) -> set[str]:
+    """The distributions that a tree may import."""
+    stated = project()["project"]
+    requirements = list(stated["dependencies"])
+    for extra in TREES[tree]:
+        requirements += stated["optional-dependencies"][extra]
+    return {name_of(requirement) for requirement in requirements}
+
+
+def own_modules(root: Path) -> set[str]:
+    """What an import in this repository means before any installed package: the trees, and in tests every file and
+    folder of a family, which pytest and the children of a test put on the path."""
+    return {*TREES, "__main__"} | {path.stem for path in (root / "tests").rglob("*") if path.suffix in ("", ".py")}
+
+
+@cache
+def mentioned(tree: str, root: Path) -> dict[Path, set[str]]:
+    """By file, the names at the beginning of lines that look like an import: every import, because ruff (E401, E701,
+    E702) gives each one a line of its own, and some lines of prose. Parsing the whole repository takes seconds."""
+    looks_like = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.M)
+    return {path: set(looks_like.findall(path.read_text())) for path in sorted((root / tree).rglob("*.py"))}
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """The top-level names of what a file imports, also inside functions, with their line."""
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.partition(".")[0], node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield node.module.partition(".")[0], node.lineno
+
+
+def distribution_of(module: str) -> str:
+    return DISTRIBUTIONS.get(module, BROUGHT.get(module, normalized(module)))
+
+
+def undeclared(tree: str, root: Path, allowed: set[str]) -> list[str]:
+    """The syntax tree decides, of files in which a name that is not allowed stands where an import would."""
+    own = own_modules(root) if tree == "tests" else set(TREES)
+    known = own | set(sys.stdlib_module_names)
+    found = []
+    for path, names in mentioned(tree, root).items():
+        if all(name in known or distribution_of(name) in allowed for name in names):
+            continue
+        for module, line in imports(path):
+            if module not in known and distribution_of(module) not in allowed:
+                found.append(f"{path.relative_to(root)}, line {line}: {module} of {distribution_of(module)}")
+    return found
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_every_imported_package_is_declared(tree: str) -> None:
+    assert not undeclared(tree, ROOT, declared(tree))
+
+
+def test_the_names_of_distributions_are_the_real_ones() -> None:
+    """A declared module that is installed comes from the distribution that the table, or its own name, says."""
+    installed = metadata.packages_distributions()
+    modules = set.union(*(names for tree in TREES for names in mentioned(tree, ROOT).values()))
+    foreign = {module for module in modules if distribution_of(module) in declared("tests")} - set(BROUGHT)
+    known = foreign & set(installed)
+    assert len(known) > 15
+    for module in known:
+        assert distribution_of(module) in {normalized(name) for name in installed[module]}, module
+
+
+def test_the_rule_notices_what_it_is_for(tmp_path: Path) -> None:
+    """A rule that never fires is no rule."""
+    (tmp_path / "tests" / "unit").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "model.py").write_text("")
+    (tmp_path / "tests" / "unit" / "test_it.py").write_text("import model\nimport absent.part\n")
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "topics" / "it.py").write_text(
+        "import os.path\nimport model\nfrom . import near\nfrom topics import far\n"
+        "def f():\n    from quart_trio.app import QuartTrio\n    import pyspark.sql\n    import msgspec\n"
+        '    """\nimport absent\n"""\n'
+    )
+    allowed = {"msgspec"}
+    assert undeclared("tests", tmp_path, allowed) == ["tests/unit/test_it.py, line 2: absent of absent"]
+    assert undeclared("topics", tmp_path, allowed) == [
+        "topics/it.py, line 2: model of model",
+        "topics/it.py, line 6: quart_trio of quart-trio",
+        "topics/it.py, line 7: pyspark of pyspark",
+    ]
+
+
+def test_nothing_is_declared_twice() -> None:
+    """Two bounds of one package could disagree."""
+    stated = project()["project"]
+    groups = [stated["dependencies"], *stated["optional-dependencies"].values()]
+    names = [name_of(requirement) for group in groups for requirement in group]
+    assert sorted(names) == sorted(set(names))
+
+
+# --- what a wheel carries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_says_that_it_is_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+    assert "py.typed" in project()["tool"]["setuptools"]["package-data"][package]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_beside_the_modules_are_in_the_wheel(package: str) -> None:
+    patterns = project()["tool"]["setuptools"]["package-data"][package]
+    carried = {path for pattern in patterns for path in (ROOT / package).glob(pattern)}
+    beside = {
+        path
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md") and "__pycache__" not in path.parts
+    }
+    assert beside == carried
+
+
+def test_the_metadata_are_those_of_pyproject() -> None:
+    """A wheel's, too: the installation was built from one. `make setup` builds it again when pyproject.toml changes."""
+    stated = project()["project"]
+    built = metadata.metadata(stated["name"])
+    assert built.get_all("Classifier") == stated["classifiers"]
+    assert built["Keywords"].split(",") == stated["keywords"]
+    assert built["License-Expression"] == stated["license"] == "MIT"
+    assert built["Requires-Python"] == stated["requires-python"]
+    required = {name_of(line) for line in built.get_all("Requires-Dist") or []}
+    groups = [stated["dependencies"], *stated["optional-dependencies"].values()]
+    assert required == {name_of(requirement) for group in groups for requirement in group}
+
+
+def test_the_classifiers_say_what_is_so() -> None:
+    stated = project()["project"]
+    assert len(stated["classifiers"]) == len(set(stated["classifiers"]))
+    assert {"Framework :: Trio", "Operating System :: POSIX :: Linux", "Typing :: Typed"} <= set(stated["classifiers"])
+    versions = [line.rpartition(" ")[2] for line in stated["classifiers"] if re.search(r"Python :: 3\.\d+$", line)]
+    assert versions, "no version of Python is named"
+    assert f">={versions[0]}" == stated["requires-python"]
+    assert sorted(versions, key=lambda version: int(version.partition(".")[2])) == versions
