@@ -1,0 +1,209 @@
+"""The driver of long runs: which files it takes in which order, how it ends, and what it says then."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import exhaustive
+import pytest
+from exhaustive import FAMILIES, LEFT_OUT, Failure, Run, Step, files_of_families, grouped, steps
+from figures import FIGURES
+
+TESTS = Path(__file__).parent.parent
+DRIVER = TESTS / "exhaustive.py"
+
+
+def test_every_file_has_one_family() -> None:
+    families = files_of_families(TESTS)
+    assert set(families) == set(FAMILIES)
+    every = [file for files in families.values() for file in files]
+    assert len(every) == len(set(every))
+    for folder in ("recovery", "fuzz", "actors", "concurrency"):
+        there = {str(path.relative_to(TESTS)) for path in (TESTS / folder).glob("test_*.py")}
+        assert there <= set(every) | set(LEFT_OUT)
+    for patterns in FAMILIES.values():
+        for pattern in patterns:
+            assert list(TESTS.glob(pattern)), f"no file is named {pattern}"
+
+
+def test_a_short_run_touches_every_family() -> None:
+    families = files_of_families(TESTS)
+    first = list(itertools.islice(steps(families, 7), len(families)))
+    assert {step.family for step in first} == set(families)
+    for step in first:
+        assert step.files[0].startswith("unit/") == any(file.startswith("unit/") for file in families[step.family])
+
+
+def test_a_round_takes_every_file_once_and_the_next_has_another_seed() -> None:
+    families = files_of_families(TESTS)
+    every = sorted(file for files in families.values() for file in files)
+    found = itertools.takewhile(lambda step: step.round < 3, steps(families, 7))
+    wide, deep = (list(of_round) for _, of_round in itertools.groupby(found, lambda step: step.round))
+    for one in (wide, deep):
+        assert sorted(file for step in one for file in step.files) == every
+        assert len({step.seed for step in one}) == 1
+        assert len(one) == sum(len(grouped(files)) for files in families.values())
+    assert [step.files for step in wide] != [step.files for step in deep]
+    assert wide[0].seed != deep[0].seed
+    assert not any(step.deep for step in wide)
+    assert all(step.deep for step in deep)
+
+
+def test_files_without_servers_share_a_run() -> None:
+    assert grouped(["unit/test_a.py", "e2e/test_b.py", "unit/test_c.py"]) == [
+        ("e2e/test_b.py",),
+        ("unit/test_a.py", "unit/test_c.py"),
+    ]
+    assert grouped(["fuzz/test_a.py"]) == [("fuzz/test_a.py",)]
+
+
+def test_a_seed_makes_the_same_run() -> None:
+    families = files_of_families(TESTS)
+    assert list(itertools.islice(steps(families, 7), 50)) == list(itertools.islice(steps(families, 7), 50))
+    assert list(itertools.islice(steps(families, 7), 50)) != list(itertools.islice(steps(families, 8), 50))
+
+
+def test_the_command_that_repeats_a_test() -> None:
+    step = Step(2, True, "recovery", ("recovery/test_x.py",), 77)
+    words = shlex.split(step.repeat("tests/recovery/test_x.py::test_y[a b]"))
+    assert words == [
+        "TOPICS_TEST_SEED=77",
+        "TOPICS_TEST_EXHAUSTIVE=1",
+        ".venv/bin/pytest",
+        "--hypothesis-seed=77",
+        "tests/recovery/test_x.py::test_y[a b]",
+    ]
+    fuzz = Step(1, False, "fuzz", ("fuzz/test_http1.py",), 78)
+    assert fuzz.repeat("tests/fuzz/test_http1.py::t").startswith("TOPICS_FUZZ_SEED=78 .venv/bin/pytest")
+
+
+def new_run(tmp_path: Path) -> Run:
+    run = Run(1, 0.0, 0.0, tmp_path)
+    run.told.figures = dict.fromkeys(FIGURES, 1) | {"lost": 0}
+    run.rounds = 1
+    return run
+
+
+def test_the_verdict(tmp_path: Path) -> None:
+    assert new_run(tmp_path).verdict() == []
+    run = new_run(tmp_path)
+    run.told.figures["lost"] = 3
+    assert run.verdict() == ["3 records lost"]
+    run = new_run(tmp_path)
+    run.failures.append(
+        Failure(Step(1, False, "fuzz", ("fuzz/test_x.py",), 5), "pytest ended with 3", tmp_path / "log")
+    )
+    assert run.verdict() == ["1 failed"]
+    assert "again:  TOPICS_FUZZ_SEED=5" in str(run.failures[0])
+    run = new_run(tmp_path)
+    run.told.figures["kills"] = 0
+    assert run.verdict() == ["no test raised the figure of kills"]
+    run.rounds = 0  # not every file had its turn
+    assert run.verdict() == []
+    run.told.figures["checked"] = 0
+    assert run.verdict() == ["nothing was checked: the time was too short"]
+
+
+def test_the_table_has_every_figure(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for markdown in (False, True):
+        lines = run.table(markdown=markdown).splitlines()
+        for figure in FIGURES.values():
+            assert any(figure.label in line for line in lines)
+    assert all(line.count("|") == 4 for line in lines)
+
+
+@pytest.mark.parametrize("argument", ["--hours=0", "--jobs=0", "--hours=x", "--family=none"])
+def test_arguments_that_make_no_sense(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        exhaustive.arguments([argument])
+    assert refusal.value.code == 2
+    assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+PLAY = {
+    "recovery/test_good.py": "import figures\ndef test_good(): figures.CHECKED.add(40)\n",
+    "fuzz/test_bad.py": "import figures\ndef test_bad():\n    figures.LOST.add(2)\n    assert False\n",
+    "fuzz/test_broken.py": "import os\ndef test_broken(): os._exit(9)\n",
+    "fuzz/test_leaves.py": "import os\ndef test_leaves(): os._exit(0)\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project with the same driver."""
+    tests = tmp_path / "tests"
+    for name, text in PLAY.items():
+        (tests / name).parent.mkdir(parents=True, exist_ok=True)
+        (tests / name).write_text(text)
+    (tests / "conftest.py").write_text("import figures\ndef pytest_configure(config): figures.attend(config)\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for name in ("exhaustive.py", "figures.py"):
+        (tests / name).write_text((TESTS / name).read_text())
+    return tmp_path
+
+
+def drive(project: Path, *args: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTEST_"))}
+    out = project / "figures.json"
+    command = [sys.executable, "tests/exhaustive.py", "--out", str(out), "--logs", str(project / "logs"), *args]
+    done = subprocess.run(command, cwd=project, env=kept, capture_output=True, text=True, timeout=100)
+    return done, json.loads(out.read_text())
+
+
+def test_a_run_sums_and_names_what_failed(project: Path) -> None:
+    done, out = drive(
+        project, "--rounds", "1", "--family", "recovery", "--family", "fuzz", "--jobs", "2", "--seed", "5", "--markdown"
+    )
+    assert done.returncode == 1, done.stdout
+    counted = out["figures"]
+    assert isinstance(counted, dict)
+    assert {name: count for name, count in counted.items() if count} == {"checked": 40, "lost": 2}
+    assert (out["seed"], out["rounds"], out["steps"], out["passed"]) == (5, 1, 4, 1)
+    assert "FAILED tests/fuzz/test_bad.py::test_bad\n    again:  TOPICS_FUZZ_SEED=" in done.stdout
+    assert "pytest ended with 9" in done.stdout
+    assert "| records checked | 40 | " in done.stdout
+    assert done.stdout.splitlines()[-1] == "3 failed; 2 records lost"
+    assert "pytest left before its end" in done.stdout
+    (output,) = (project / "logs").glob("*-fuzz-fuzz-test_bad/output.txt")
+    assert "figures.LOST.add(2)" in output.read_text()
+    assert not list((project / "logs").glob("*test_good*")), "only what failed is kept"
+
+
+def test_a_step_without_a_verdict_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(1, time.time() + 60, 1.0, tmp_path)
+
+    def fail(step: Step, folder: Path) -> bool:
+        raise OSError("no space")
+
+    monkeypatch.setattr(run, "_take", fail)
+    run.work(itertools.islice(exhaustive.steps({"fuzz": ["fuzz/test_x.py"]}, 1), 1), 1)
+    assert [failure.what for failure in run.failures] == ["the driver failed: OSError('no space')"]
+    assert run.verdict()
+
+
+def test_output_of_two_runs_is_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    with pytest.raises(SystemExit, match="is not empty"):
+        exhaustive.main(["--logs", str(tmp_path)])
+
+
+def test_a_run_that_goes_on_after_the_grace_period_is_interrupted(tmp_path: Path) -> None:
+    run = Run(1, time.time(), 0.1, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], stderr=subprocess.DEVNULL) as child:
+        assert run._wait(child)
+        assert child.returncode
+
+
+def test_a_run_that_ends_in_time_is_not(tmp_path: Path) -> None:
+    run = Run(1, time.time(), 60.0, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        assert not run._wait(child)
+        assert child.returncode == 0
