@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
@@ -106,6 +106,28 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def for_each_module(*folders: str) -> Callable[[Callable[[Path], None]], Callable[..., None]]:
+    """A rule of one module as one test of all of them, which names every module that breaks it."""
+
+    def decorate(rule: Callable[[Path], None]) -> Callable[..., None]:
+        @wraps(rule, assigned=("__name__", "__doc__"))
+        def check(only: Path | None = None) -> None:
+            faults = []
+            paths = [only] if only is not None else [path for folder in folders for path in modules(folder)]
+            assert paths, folders
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as error:
+                    faults.append(f"{name_of(path)}: {error}")
+            assert not faults, "\n".join(faults)
+
+        del check.__wrapped__  # pytest would look for its arguments
+        return check
+
+    return decorate
+
+
 def room_of(path: Path) -> str:
     parts = path.relative_to(ROOT / "topics").parts
     return parts[0].removesuffix(".py")
@@ -140,7 +162,7 @@ def test_every_room_is_known() -> None:
     assert found <= set(ROOMS) | BASE
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_imports_go_downwards(path: Path) -> None:
     room = room_of(path)
     allowed = BASE | {"__version__", room} | ROOMS.get(room, set())
@@ -150,7 +172,7 @@ def test_imports_go_downwards(path: Path) -> None:
     assert not wrong, f"{name_of(path)} may import {sorted(allowed)}"
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_third_party_modules_stay_in_their_room(path: Path) -> None:
     room = room_of(path)
     wrong = []
@@ -161,7 +183,7 @@ def test_third_party_modules_stay_in_their_room(path: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", modules("topics/storage") + modules("topics/folder"), ids=name_of)
+@for_each_module("topics/storage", "topics/folder")
 def test_storage_needs_only_what_spark_has(path: Path) -> None:
     for name, line in imports(path):
         top = name.split(".")[0]
@@ -169,7 +191,7 @@ def test_storage_needs_only_what_spark_has(path: Path) -> None:
         assert known, f"line {line}: {name}"
 
 
-@pytest.mark.parametrize("path", modules("topics/storage"), ids=name_of)
+@for_each_module("topics/storage")
 def test_storage_opens_no_file_and_asks_no_time(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
@@ -205,7 +227,7 @@ def _writes(call: ast.Call) -> bool:
     return not isinstance(mode, ast.Constant) or any(letter in str(mode.value) for letter in "wax+")
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_files_are_written_in_one_module_alone(path: Path) -> None:
     if name_of(path) in MAY_WRITE or room_of(path) in ("bench", "cli"):
         return
@@ -227,19 +249,19 @@ def test_spark_imports_what_reads_files_alone() -> None:
         assert rooms <= {"storage", "folder", "errors"}, name_of(path)
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_names_say_what_is_inside(path: Path) -> None:
     words = {word for part in path.relative_to(ROOT).with_suffix("").parts for word in part.split("_")}
     assert not words & FORBIDDEN_NAMES
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_every_module_says_what_it_owns(path: Path) -> None:
     text = ast.get_docstring(tree_of(path))
     assert text, "a module opens with a docstring"
 
 
-@pytest.mark.parametrize("path", modules("topics"), ids=name_of)
+@for_each_module("topics")
 def test_foreign_bytes_are_refused_by_exception_and_not_by_assert(path: Path) -> None:
     """asserts state what the types can't; in the modules that read bytes of others there are none."""
     if room_of(path) in ("storage", "shm"):

@@ -12,9 +12,10 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from figures import KILLS, STOPS
 
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
@@ -28,8 +29,11 @@ DEADLINE_S = 30.0
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], *, within_s: float = DEADLINE_S, what: str = "") -> T:
-    """Poll until `look` gives something true; fail with its last answer."""
+def eventually(look: Callable[..., T | Literal[False] | None], *, within_s: float = DEADLINE_S, what: str = "") -> T:
+    """Poll until `look` gives something true; fail with its last answer.
+
+    In a loop it is a lambda that binds the loop's variable by a default: mypy takes that for `...` only.
+    """
     deadline = time.monotonic() + within_s
     while True:
         answer = look()
@@ -130,6 +134,8 @@ class RoleServer:
     def kill_child(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = self.word(name, Word.PID)
         os.kill(pid, number)
+        KILLS.add(number == signal.SIGKILL)
+        STOPS.add(number == signal.SIGSTOP)
         return pid
 
     def stop(self, *, within_s: float = DEADLINE_S) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,10 +19,12 @@ from topics.actors.control import (
 
 
 @pytest.fixture
-def ends() -> tuple[Channel, Channel]:
+def ends() -> Iterator[tuple[Channel, Channel]]:
     ours, theirs = Channel.pair()
     theirs.setblocking(False)
-    return ours, Channel(theirs)
+    yield ours, Channel(theirs)
+    ours.close()
+    theirs.close()
 
 
 def test_messages_keep_their_borders_and_order(ends: tuple[Channel, Channel]) -> None:
@@ -100,3 +103,5 @@ def test_sockets_are_packets() -> None:
     assert ours.sock.type & socket.SOCK_SEQPACKET
     assert not ours.sock.getblocking()
     assert not os.get_inheritable(theirs.fileno())
+    ours.close()
+    theirs.close()

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from harness import RoleServer, eventually
 
-from topics.actors.datadir import Manifest, read_manifest
+from topics.actors.datadir import read_manifest
 from topics.actors.process import ProcessSpec
 from topics.shm.counters import State, Word
 from topics.storage.format import FORMAT_VERSION
+from topics.storage.manifest import Manifest
 
 Start = Callable[..., RoleServer]
 

@@ -38,6 +38,9 @@ class Manager:
     def lines(self, start: str = "") -> list[str]:
         return [line for _, line in list(self.heard) if line.startswith(start)]
 
+    def statuses(self) -> list[tuple[float, str]]:
+        return [(at, line) for at, line in list(self.heard) if line.startswith("STATUS=")]
+
     def times(self, line: str) -> list[float]:
         return [at for at, each in list(self.heard) if each == line]
 
@@ -74,6 +77,7 @@ def test_a_whole_life(start_server: Callable[..., Server], manager: Manager) -> 
     assert not [line for line in server.output().splitlines() if "manager_not_told" in line]
 
 
+@pytest.mark.full
 def test_recovery_is_reported_and_ready_waits_for_it(start_server: Callable[..., Server], tmp_path: Path) -> None:
     """On an abstract socket. The shard that recovers is held for a while: nothing is ready before it is."""
     with socket.socket() as free:  # unique on this machine while we have it
@@ -88,7 +92,10 @@ def test_recovery_is_reported_and_ready_waits_for_it(start_server: Callable[...,
         server = start_server(ready=False, NOTIFY_SOCKET=manager.name, TOPICS_HEARTBEAT_MS=5_000)
         shard = server.signal_child("shard-0", signal.SIGSTOP)
         others = ("gateway-0", "router", "shard-1")
-        states = lambda: {line.name: line.state for line in server.ps().processes}  # noqa: E731
+
+        def states() -> dict[str, str]:
+            return {line.name: line.state for line in server.ps().processes}
+
         eventually(lambda: all(states()[name] == "ready" for name in others), what="the others")
         eventually(lambda: "shard-0" in manager.lines("STATUS=")[-1], what="word of the one that is missing")
         assert manager.lines("READY=1") == []
@@ -101,20 +108,20 @@ def test_recovery_is_reported_and_ready_waits_for_it(start_server: Callable[...,
         manager.close()
 
 
+@pytest.mark.full
 def test_no_ping_while_a_shard_hangs(start_server: Callable[..., Server], manager: Manager) -> None:
     server = start_server(ready=False, NOTIFY_SOCKET=manager.name, WATCHDOG_USEC=1_000_000, TOPICS_HEARTBEAT_MS=1_000)
     eventually(lambda: len(manager.times("WATCHDOG=1")) >= 4, what="pings")
     assert min(manager.times("WATCHDOG=1")) > min(manager.times("READY=1"))
     hung = server.signal_child("shard-0", signal.SIGSTOP)
-    stopped_at = time.monotonic()
     eventually(lambda: "shard-0 does not respond" in manager.lines("STATUS=")[-1], what="word of it")
-    noticed_at = time.monotonic()
+    noticed_at = max(at for at, line in manager.statuses() if "shard-0 does not respond" in line)
     # The supervisor kills it after five heartbeats that did not come; until then there is silence.
     eventually(lambda: gone(hung), what="its end")
-    replaced_at = time.monotonic()
+    eventually(lambda: "shard-0 does not respond" not in manager.lines("STATUS=")[-1], what="word of its end")
+    replaced_at = min(at for at, line in manager.statuses() if at > noticed_at and "shard-0 does not" not in line)
     assert replaced_at - noticed_at > 1.0, "no time was left in which a ping could have been missed"
-    assert [at for at in manager.times("WATCHDOG=1") if noticed_at < at < replaced_at - 0.2] == []
-    assert [at for at in manager.times("WATCHDOG=1") if at < stopped_at] != []
+    assert [at for at in manager.times("WATCHDOG=1") if noticed_at < at < replaced_at] == []
     eventually(lambda: max(manager.times("WATCHDOG=1")) > replaced_at, what="pings after it was replaced")
     eventually(lambda: manager.lines("STATUS=")[-1].endswith(str(server.data_dir)), what="word that all is well")
 

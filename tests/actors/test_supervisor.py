@@ -60,7 +60,7 @@ def _port(server: RoleServer) -> int | None:
 
 
 def test_killed_child_comes_back_with_a_new_generation_and_peers_are_told(start: Start) -> None:
-    server = start([PINGER, *ECHOES], STAR)
+    server = start([PINGER, *ECHOES], STAR, heartbeat_ms=60_000)
     server.wait_all_ready()
     pings_on(server)
     bystander = server.word("echo-1", Word.PID)
@@ -72,7 +72,7 @@ def test_killed_child_comes_back_with_a_new_generation_and_peers_are_told(start:
     pings_on(server)
     down = server.trace("ping-0", "link_down")
     assert [line["peer"] for line in down] == ["echo-0"]
-    assert down[0]["at_ns"] - at < 1e9
+    assert down[0]["at_ns"] - at < 10e9, "a death is told at once, not found by heartbeats that do not come"
     generations = [
         line["generation"]
         for line in server.trace("ping-0")
@@ -181,16 +181,17 @@ def test_a_long_recovery_that_reports_progress_is_no_hang(start: Start) -> None:
 
 def test_supervisor_stopped_for_a_while_kills_nobody(start: Start) -> None:
     """It counts its own looks: the children must not pay for the time that it was not running."""
-    server = start([PINGER, ECHOES[0]], [("ping-0", "echo-0")], heartbeat_ms=50)
+    server = start([PINGER, ECHOES[0]], [("ping-0", "echo-0")])
+    silence_s = 1.5 * limits.HEARTBEAT_MISSES * server.settings.heartbeat_ms / 1_000  # a hang, if it were counted
     server.wait_all_ready()
     pids = server.pids()
     os.kill(server.pid, signal.SIGSTOP)
     beat = server.word("ping-0", Word.HEARTBEAT)
-    eventually(lambda: server.word("ping-0", Word.HEARTBEAT) > beat + 1e9, what="a second")
+    eventually(lambda: server.word("ping-0", Word.HEARTBEAT) > beat + silence_s * 1e9, what="a silence")
     for name in ("ping-0", "echo-0"):
         os.kill(pids[name], signal.SIGSTOP)
     stopped_at = time.monotonic()
-    eventually(lambda: time.monotonic() > stopped_at + 1, what="another second")
+    eventually(lambda: time.monotonic() > stopped_at + silence_s, what="another silence")
     for pid in (pids["ping-0"], pids["echo-0"], server.pid):
         os.kill(pid, signal.SIGCONT)
     beat = server.word("supervisor", Word.HEARTBEAT)
@@ -269,12 +270,10 @@ def test_a_child_that_does_not_stop_is_killed(start: Start) -> None:
 
 
 def test_stop_while_a_child_waits_for_its_restart(start: Start) -> None:
-    server = start([ProcessSpec("dying-0", "roles.dies", 0), ECHOES[0]])
+    server = start([ProcessSpec("dying-0", "roles.dies", 0), ECHOES[0]], stop_timeout_ms=600_000)
     eventually(lambda: server.word("dying-0", Word.RESTARTS) >= 2, what="a few deaths")
     server.wait_state("dying-0", State.BACKOFF)
-    before = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - before < 3
 
 
 def test_supervisor_killed_takes_everything_with_it(start: Start) -> None:
@@ -286,7 +285,7 @@ def test_supervisor_killed_takes_everything_with_it(start: Start) -> None:
     # Polled, because a server of somebody else may have a name there for a moment.
     eventually(lambda: set(os.listdir("/dev/shm")) <= shm_before, what="no names while it runs")
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: all(gone(pid) for pid in pids.values()), within_s=2, what="children gone")
+    eventually(lambda: all(gone(pid) for pid in pids.values()), what="children gone")
     eventually(lambda: set(os.listdir("/dev/shm")) <= shm_before, what="nothing left over")
 
 
@@ -294,7 +293,7 @@ def test_supervisor_killed_while_children_are_born(start: Start) -> None:
     server = start([PINGER, *ECHOES], STAR)
     pids = eventually(lambda: p if all((p := server.pids()).values()) else None, what="children")
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: all(gone(pid) for pid in pids.values()), within_s=5, what="children gone")
+    eventually(lambda: all(gone(pid) for pid in pids.values()), what="children gone")
 
 
 def test_a_stopped_child_goes_with_its_supervisor_too(start: Start) -> None:
@@ -302,7 +301,7 @@ def test_a_stopped_child_goes_with_its_supervisor_too(start: Start) -> None:
     server.wait_state("echo-0", State.READY)
     pid = server.kill_child("echo-0", signal.SIGSTOP)
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: gone(pid), within_s=2, what="the child gone")
+    eventually(lambda: gone(pid), what="the child gone")
 
 
 def test_next_server_starts_at_once_after_a_kill(start: Start) -> None:

@@ -126,6 +126,7 @@ def test_what_an_event_source_receives(page: Page, client: Client) -> None:
     page.run("source.close()")
 
 
+@pytest.mark.gate
 def test_it_comes_back_by_itself_when_the_gateway_dies(page: Page, server: Server, client: Client) -> None:
     """Killed at rest, and killed in the middle of a flow of appends."""
     topic = unique()
@@ -135,7 +136,7 @@ def test_it_comes_back_by_itself_when_the_gateway_dies(page: Page, server: Serve
     watching.wait_for(topic, *expected)
     for life in (1, 2):
         killed = server.signal_child("gateway-0")
-        eventually(lambda pid=killed: gone(pid))  # type: ignore[misc]
+        eventually(lambda pid=killed: gone(pid))
         for _ in range(20):  # while it waits to reconnect
             with server.client() as fresh:
                 expected.append(len(expected))

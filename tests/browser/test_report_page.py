@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from unit.reportsample import outcome
+from reportsample import outcome
 
 from spark_pipeline.reports import page as report_page
 
@@ -101,6 +101,7 @@ def test_dark_and_paper(page: Page) -> None:
     assert page.call(OVERLAPS) == []
 
 
+@pytest.mark.gate
 def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
     assert page.run("performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:'))") == []
     assert page.run("document.scripts.length") == 0

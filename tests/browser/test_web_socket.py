@@ -60,6 +60,7 @@ class Dialled:
         return ended
 
 
+@pytest.mark.gate
 def test_a_conversation(page: Page) -> None:
     topic = unique()
     ws = Dialled(page)
@@ -161,6 +162,7 @@ def test_the_death_of_the_gateway_is_not(page: Page, server: Server) -> None:
     assert again.wait_frames(1)[0]["request_id"] == "again"
 
 
+@pytest.mark.gate
 def test_a_page_from_elsewhere_can_not_open_one(open_page: Callable[..., Page], server: Server) -> None:
     """`localhost` and `127.0.0.1` are the same machine, but not the same origin."""
     page = open_page(f"http://localhost:{server.port}/v0/health")

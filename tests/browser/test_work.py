@@ -86,6 +86,7 @@ def queue(server: Server) -> Queue:
     return make_queue(server.client(), lease_ms=HOUR_MS)
 
 
+@pytest.mark.gate
 def test_a_page_works_off_a_queue(page: Page, queue: Queue) -> None:
     """What was there and what comes, each job once, never more in hand than it asked for."""
     queue.produce_records([{"data": {"n": n, "text": "é 🎈\n"}, "tag": f"t{n}", "meta": {"m": n}} for n in range(50)])
@@ -129,7 +130,7 @@ def test_what_a_page_leaves_undone_is_anybodys_at_once(
         page.run("source.close()")
     else:
         page.close()
-    jobs = claim_within(queue, 5, within_s=2)
+    jobs = claim_within(queue, 5)
     assert seqs_of(jobs) == [1, 2, 3, 4, 5]
     assert {job["deliveries"] for job in jobs} == {2}
     if how == "the source is closed":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from figures import KILLS
 from peer import BELLS_BYTES, GENERATION, RING_BYTES, Peer, exchange, message
 
 from topics.errors import RingFull, RingPoisoned
@@ -73,6 +74,7 @@ def test_a_killed_producer_leaves_no_half_message(start: Start, kill_after: int)
             peer.wait()
         take()
     child.send_signal(signal.SIGKILL)
+    KILLS.add()
     assert child.wait(30) == -signal.SIGKILL
     while not peer.link.reader.empty():
         take()

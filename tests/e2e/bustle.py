@@ -6,6 +6,7 @@ import http.client
 import random
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -119,11 +120,10 @@ class Writers:
 
     def _configure(self, api: Api, rng: random.Random) -> None:
         cap = rng.choice([40, 80, 160])
-        rng.choice(
-            [
-                lambda: api.put("caps", cap_records=cap),
-                lambda: api.put("capb", cap_bytes=cap * 60),
-                lambda: api.put("sure-caps", cap_records=cap, durability="fsync"),
-                lambda: api.put("mem", durability=rng.choice(["memory", "disk", "fsync"]), cap_records=cap * 3),
-            ]
-        )()
+        ways: list[Callable[[], object]] = [
+            lambda: api.put("caps", cap_records=cap),
+            lambda: api.put("capb", cap_bytes=cap * 60),
+            lambda: api.put("sure-caps", cap_records=cap, durability="fsync"),
+            lambda: api.put("mem", durability=rng.choice(["memory", "disk", "fsync"]), cap_records=cap * 3),
+        ]
+        rng.choice(ways)()

@@ -60,12 +60,12 @@ def bystanders(server: Server, *, within_s: float = 3.0) -> Iterator[None]:
     on the same machine just before."""
     others = [Bystander(server, lane) for lane in LANES]
     for other in others:
-        eventually(lambda other=other: other.asked >= 5 or other.failure)  # type: ignore[misc]
+        eventually(lambda other=other: other.asked >= 5 or other.failure)
     usual_s = {other.lane: other.worst_s for other in others}
     yield
     for other in others:
         before = other.asked
-        eventually(lambda other=other, before=before: other.asked > before + 1 or other.failure)  # type: ignore[misc]
+        eventually(lambda other=other, before=before: other.asked > before + 1 or other.failure)
         other.stop()
         most_s = within_s + 10 * usual_s[other.lane]
         assert other.worst_s < most_s, f"{other.lane} waited {other.worst_s:.1f} s, more than {most_s:.1f} s"

@@ -12,7 +12,7 @@ import itertools
 import json
 import select
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
 from topics.errors import STATUS
@@ -110,7 +110,7 @@ class _Http1:
         sock = self._connection.sock
         if sock is not None and select.select([sock], [], [], 0)[0]:
             self._connection.close()  # the server has closed it since
-        self._connection.request(method, path, body=content, headers=headers)  # type: ignore[arg-type]
+        self._connection.request(method, path, body=content, headers=headers)
         response = self._connection.getresponse()
         body = response.read()
         return response.status, {name.lower(): value for name, value in response.getheaders()}, body
@@ -158,7 +158,7 @@ class Client:
         self._port = port
         self._transport = _Http1(port) if lane == "http1" else _Http2(port)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -183,7 +183,7 @@ class Client:
         *,
         content: bytes | None = None,
         headers: Headers | None = None,
-        **query: object,
+        **query: Any,
     ) -> Answer:
         """`body` is sent as JSON, `content` as it is; both with our content type unless `headers` say otherwise."""
         if body is not None:
@@ -200,7 +200,7 @@ class Client:
             raw = gzip.decompress(raw)
         return Answer(status=status, headers=received, raw=raw)
 
-    def get(self, path: str, **query: object) -> Answer:
+    def get(self, path: str, **query: Any) -> Answer:
         return self.send("GET", path, **query)
 
     # --- the endpoints ---
@@ -208,14 +208,11 @@ class Client:
     def put(self, topic: str, **config: object) -> Answer:
         return self.send("PUT", f"/v0/topics/{topic}", config)
 
-    def state(self, topic: str, **query: object) -> Answer:
+    def state(self, topic: str, **query: Any) -> Answer:
         return self.send("GET", f"/v0/topics/{topic}", **query)
 
-    def drop(self, topic: str, **query: object) -> Answer:
+    def drop(self, topic: str, **query: Any) -> Answer:
         return self.send("DELETE", f"/v0/topics/{topic}", **query)
-
-    def list(self, **query: object) -> Answer:
-        return self.send("GET", "/v0/topics", **query)
 
     def append(self, topic: str, *data: object, **fields: object) -> Answer:
         """Records that are data alone."""
@@ -229,6 +226,9 @@ class Client:
 
     def delete(self, topic: str, **fields: object) -> Answer:
         return self.send("POST", f"/v0/topics/{topic}/delete", fields)
+
+    def list(self, **query: Any) -> Answer:  # last: in what follows, `list` means this one
+        return self.send("GET", "/v0/topics", **query)
 
 
 def _query_text(value: object) -> str:

@@ -24,6 +24,7 @@ SMALL = {
     "TOPICS_MIN_BODY_RATE": 0,
     "TOPICS_IDLE_TIMEOUT_MS": 1_500,
     "TOPICS_CALL_TIMEOUT_MS": 2_000,
+    "TOPICS_HEARTBEAT_MS": 5_000,  # tests pause a shard for longer than a call may take
     "TOPICS_CACHE_BYTES": 1_000,
     "TOPICS_SEGMENT_MAX_EVENTS": 20,
     "TOPICS_SEGMENT_MAX_AGE_MS": 300,
@@ -53,7 +54,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _clients(server: Server) -> Iterator[dict[str, Client]]:
-    clients = {lane: server.client(lane) for lane in LANES}
+    clients: dict[str, Client] = {lane: server.client(lane) for lane in LANES}
     yield clients
     for client in clients.values():
         client.close()

@@ -13,7 +13,8 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
 
 from .client import unique
 from .h2wire import H2Wire
@@ -23,6 +24,13 @@ from .sse import Ended, Watching
 
 PATIENCE_S = 30.0
 GOING_AWAY = 1001
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class Member(ABC, threading.Thread):
@@ -35,6 +43,15 @@ class Member(ABC, threading.Thread):
         self.failure: BaseException | None = None
         self.worst_s = 0.0
         self._enough = threading.Event()
+        self._opened = ExitStack()
+
+    def owns(self, what: C) -> C:
+        self._opened.callback(what.close)
+        return what
+
+    def close(self) -> None:
+        """What it owns, once it has stopped and nothing more is asked of it."""
+        self._opened.close()
 
     def run(self) -> None:
         try:
@@ -81,6 +98,9 @@ class Http1:
         answer: dict[str, Any] = json.loads(raw)
         return answer
 
+    def close(self) -> None:
+        self._connection.close()
+
 
 class Http2:
     """One connection until a GOAWAY. A request that it says was not served is sent again, and only such a one."""
@@ -121,6 +141,9 @@ class Http2:
         self._wire = H2Wire(self._port)
         self.moved += 1
 
+    def close(self) -> None:
+        self._wire.close()
+
 
 Lane = Http1 | Http2
 
@@ -130,7 +153,7 @@ class Writer(Member):
 
     def __init__(self, server: Server, lane: Lane, **config: object) -> None:
         super().__init__(server)
-        self.lane = lane
+        self.lane = self.owns(lane)
         self.topic = unique("crowd")
         self.lane.ask("PUT", f"/v0/topics/{self.topic}", config)
 
@@ -160,7 +183,7 @@ class Reader(Member):
     def __init__(self, server: Server, topic: str, lane: Lane) -> None:
         super().__init__(server)
         self.topic = topic
-        self.lane = lane
+        self.lane = self.owns(lane)
         self.found: list[Any] = []
         self.at = 0
 
@@ -178,7 +201,7 @@ class Looker(Member):
     def __init__(self, server: Server, topic: str, lane: Lane) -> None:
         super().__init__(server)
         self.topic = topic
-        self.lane = lane
+        self.lane = self.owns(lane)
 
     def step(self) -> None:
         listed = self.lane.ask("GET", "/v0/topics?limit=1000")
@@ -197,7 +220,7 @@ class Watcher(Member):
         self.ends = 0
 
     def begin(self) -> None:
-        self._watching = Watching(self.server)
+        self._watching = self.owns(Watching(self.server))
         self._session = self._watching.create({self.topic: {"from_seq": 0}})
         assert self._session.status in (200, 201), self._session
         self._stream = self._watching.open(self._session)
@@ -225,7 +248,8 @@ class Talker(Member):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.topic = unique("talk")
-        Http1(server.port).ask("PUT", f"/v0/topics/{self.topic}", {})
+        with server.client() as client:
+            assert client.put(self.topic).status == 201
         self.found: list[Any] = []
         self.ends = 0
         self._at = 0
@@ -234,7 +258,7 @@ class Talker(Member):
         self._open()
 
     def _open(self) -> None:
-        self._socket = Socket(self.server.port)
+        self._socket = self.owns(Socket(self.server.port))
         self._socket.subscribe(self.topic, from_seq=self._at)
 
     def step(self) -> None:
@@ -270,7 +294,7 @@ class Worker(Member):
 
     def __init__(self, server: Server, lane: Lane, **config: object) -> None:
         super().__init__(server)
-        self.lane = lane
+        self.lane = self.owns(lane)
         self.topic = unique("jobs")
         self.done: list[int] = []
         self._numbers = itertools.count(0)
@@ -294,7 +318,7 @@ class Keeper(Member):
 
     def __init__(self, server: Server, lane: Lane) -> None:
         super().__init__(server)
-        self.lane = lane
+        self.lane = self.owns(lane)
 
     def step(self) -> None:
         source, dest, router = unique("kept"), unique("kept"), unique("kept")
@@ -313,7 +337,7 @@ class Cohort(Member):
 
     def __init__(self, server: Server, lane: Lane) -> None:
         super().__init__(server)
-        self.lane = lane
+        self.lane = self.owns(lane)
         self.topic = unique("cohort")
         self.lane.ask("PUT", f"/v0/topics/{self.topic}", {"type": "queue", "claim_jitter_ms": 50})
 

@@ -6,6 +6,7 @@ import select
 import socket
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 import h2.config
 import h2.connection
@@ -44,7 +45,7 @@ class H2Wire:
             between()
         self.sock.sendall(first[split_at:])
 
-    def __enter__(self) -> H2Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -112,7 +113,7 @@ class H2Wire:
             if isinstance(event, h2.events.ConnectionTerminated):
                 self.goodbye = True
                 self.last_stream = event.last_stream_id if event.error_code == 0 else None
-            elif stream is None:
+            elif number is None or stream is None:
                 continue
             elif isinstance(event, h2.events.ResponseReceived):
                 stream.headers = dict(event.headers)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ Every name in it begins with `in:`, so a key may be about that, about anything, 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from .client import Answer, Client, Headers, Lane
 from .server import Server
@@ -109,7 +109,7 @@ class Keyed(Client):
         super().__init__(port, lane)
         self.secret = secret
 
-    def __enter__(self) -> Keyed:
+    def __enter__(self) -> Self:
         return self
 
     def send(self, method: str, path: str, body: object = None, **how: Any) -> Answer:
@@ -125,7 +125,7 @@ class KeyedWatching(Watching):
         self.secret = secret
         self.client = Keyed(server.port, lane, secret)
 
-    def __enter__(self) -> KeyedWatching:
+    def __enter__(self) -> Self:
         return self
 
     def get(self, path: str, *headers: tuple[str, str], **how: Any) -> EventStream:
@@ -142,7 +142,7 @@ class KeyedWorking(Working):
         self.secret = secret
         self.client = Keyed(server.port, lane, secret)
 
-    def __enter__(self) -> KeyedWorking:
+    def __enter__(self) -> Self:
         return self
 
     def get(self, path: str, *headers: tuple[str, str], **how: Any) -> WorkStream:

@@ -28,7 +28,7 @@ from .client import Answer, Client, Lost
 from .server import Server, eventually, gone
 from .wire import Wire, request
 
-WITHIN_S = 15.0
+WITHIN_S = 30.0
 BACK_S = 30.0  # a killed process is back, and has said what it knows
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def still(server: Server, names: Iterable[str]) -> Iterator[None]:
     pids = [server.signal_child(name, signal.SIGSTOP) for name in names]
     try:
         for pid in pids:
-            eventually(lambda pid=pid: _stands_still(pid), what="a process that stands still")  # type: ignore[misc]
+            eventually(lambda pid=pid: _stands_still(pid), what="a process that stands still")
         yield
     finally:
         for pid in pids:
@@ -115,7 +115,7 @@ def wait_ready_everywhere(server: Server) -> None:
     asked = request("GET", "/v0/ready")
     for name in processes(server, "gateway"):
         with wire_to(server, name) as wire:
-            eventually(lambda wire=wire: wire.ask(asked).status == 200, what=f"{name} is ready")  # type: ignore[misc]
+            eventually(lambda wire=wire: wire.ask(asked).status == 200, what=f"{name} is ready")
 
 
 # --- requests that arrive together -------------------------------------------------------------------

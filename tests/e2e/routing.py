@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from topics.actors.datadir import read_lock_info
+from topics.actors.outside import open_board
+from topics.actors.rings import RingState, look_at_rings
 from topics.storage.config import owner_of_name
 
 from .client import Answer, Client
-from .server import eventually
+from .server import Server, eventually
 
-WITHIN_S = 15.0
+WITHIN_S = 30.0
 SHARDS = 2  # of the servers that the tests start unless they say otherwise
 
 _numbers = itertools.count(1)
@@ -47,7 +50,7 @@ def drop_router(api: Client, router: str) -> Answer:
     return api.send("DELETE", f"/v0/routers/{router}")
 
 
-def list_routers(api: Client, **query: object) -> Answer:
+def list_routers(api: Client, **query: Any) -> Answer:
     return api.send("GET", "/v0/routers", **query)
 
 
@@ -102,8 +105,29 @@ def wait_head(api: Client, topic: str, head_seq: int, *, within_s: float = WITHI
     eventually(lambda: api.state(topic)["head_seq"] >= head_seq, within_s=within_s, what=f"{topic} at {head_seq}")
 
 
+def wait_router_still(server: Server) -> None:
+    """Until nothing is left of what the router has read before: it has forwarded it, and the shards have taken or
+    refused that. What it asks for later shows the topics as they are by then."""
+
+    def rings() -> list[RingState]:
+        board = open_board(read_lock_info(str(server.data_dir)))
+        try:
+            return look_at_rings(board)
+        finally:
+            board.close()
+
+    eventually(
+        lambda: all(ring.depth == 0 and ring.reader_sleeps for ring in rings() if ring.reader == "router"),
+        what="a router that has nothing to do",
+    )
+    eventually(
+        lambda: all(ring.depth == 0 for ring in rings() if ring.writer == "router"),
+        what="shards that have taken what it sent",
+    )
+
+
 def drained(api: Client, source: str, *dests: str, mark: str = "mark") -> None:
     """Write a last record and wait until it has been copied: all before it have been looked at by then."""
     api.append(source, mark)
     for dest in dests:
-        eventually(lambda dest=dest: mark in data_of(api, dest), within_s=WITHIN_S, what=f"{mark!r} in {dest}")  # type: ignore[misc]
+        eventually(lambda dest=dest: mark in data_of(api, dest), within_s=WITHIN_S, what=f"{mark!r} in {dest}")

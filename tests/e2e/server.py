@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
 from topics.cli.ps import Listing, look
 from topics.errors import TopicsError
@@ -25,8 +27,17 @@ DEADLINE_S = 30.0
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T], *, within_s: float = DEADLINE_S, every_s: float = 0.01, what: str = "") -> T:
-    """Poll until the probe gives something true; fail with its last answer."""
+def eventually(
+    probe: Callable[..., T | Literal[False] | None],
+    *,
+    within_s: float = DEADLINE_S,
+    every_s: float = 0.01,
+    what: str = "",
+) -> T:
+    """Poll until the probe gives something true; fail with its last answer.
+
+    In a loop it is a lambda that binds the loop's variable by a default: mypy takes that for `...` only.
+    """
     deadline = time.monotonic() + within_s
     while True:
         answer = probe()
@@ -45,9 +56,12 @@ def clean_environment(**environ: object) -> dict[str, str]:
 
 def run_topics(*args: str, cwd: Path | None = None, **environ: object) -> subprocess.CompletedProcess[str]:
     """A `topics` command to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         [TOPICS, *args], capture_output=True, text=True, cwd=cwd, env=clean_environment(**environ), timeout=60
     )
+    if "TOPICS_KILL_POINT" in environ and done.returncode == -signal.SIGKILL:
+        CRASH_POINTS.add()
+    return done
 
 
 def gone(pid: int) -> bool:
@@ -64,6 +78,7 @@ class Server:
         self.log = log
         self._port_file = log.with_suffix(".port")
         self._port_file.unlink(missing_ok=True)
+        RECOVERIES.add((data_dir / "topics.json").exists())
         self._port: int | None = None
         given = {
             "TOPICS_DATA_DIR": data_dir,
@@ -71,6 +86,9 @@ class Server:
             "TOPICS_PORT_FILE": self._port_file,
             "TOPICS_WAL_SHARDS": 2,
             "TOPICS_WAL_FILE_BYTES": 8 << 20,  # each life reserves one for each shard
+            # A machine that is busy with other tests is no reason to refuse requests; test_throttling.py sets its own.
+            "TOPICS_PRESSURE_LAG_MS": 60_000,
+            "TOPICS_PRESSURE_COMMIT_MS": 60_000,
             **environ,
         }
         with open(log, "wb") as file:
@@ -152,6 +170,8 @@ class Server:
     def signal_child(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = self.pid_of(name)
         os.kill(pid, number)
+        KILLS.add(number == signal.SIGKILL)
+        STOPS.add(number == signal.SIGSTOP)
         return pid
 
     def stop(self, *, within_s: float = DEADLINE_S) -> int:
@@ -163,9 +183,10 @@ class Server:
         """kill -9 of the supervisor; its children follow it."""
         children = self.pids()
         self.popen.kill()
+        KILLS.add()
         self.popen.wait()
         for name, pid in children.items():
-            eventually(lambda pid=pid: gone(pid), what=f"the end of {name}")  # type: ignore[misc]
+            eventually(lambda pid=pid: gone(pid), what=f"the end of {name}")
 
     def close(self) -> None:
         """However the test ended, nothing of it runs on."""

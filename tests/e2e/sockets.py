@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, open_websocket_url
@@ -33,8 +33,8 @@ from topics.errors import STATUS
 
 from .wire import Wire
 
-DEADLINE_S = 15.0
-CLOSING_S = 5.0
+DEADLINE_S = 30.0
+CLOSING_S = 15.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -178,7 +178,7 @@ class Conversation(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -342,7 +342,7 @@ class Socket(Conversation):
         self._socket: WebSocketConnection = loop.run(lambda: loop.nursery.start(self._hold), DEADLINE_S)
 
     async def _hold(self, *, task_status: trio.TaskStatus[WebSocketConnection]) -> None:
-        started = False
+        held: WebSocketConnection | None = None
         try:
             async with open_websocket_url(
                 self._url,
@@ -352,12 +352,15 @@ class Socket(Conversation):
                 connect_timeout=DEADLINE_S,
                 disconnect_timeout=CLOSING_S,
             ) as connection:
-                started = True
+                held = connection
                 task_status.started(connection)
                 await self._done.wait()
         except Exception:
-            if not started:  # afterwards whoever reads or writes is told; the loop serves others too
+            if held is None:  # afterwards whoever reads or writes is told; the loop serves others too
                 raise
+        finally:
+            if held is not None:  # trio-websocket leaves it open where the server closed first
+                await trio.aclose_forcefully(held._stream)
 
     def send_text(self, text: str) -> None:
         self._run(lambda: self._socket.send_message(text), DEADLINE_S)

@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from .client import Answer, Client, Lane
 from .h2wire import H2Wire
 from .server import Server
 from .wire import request
 
-WITHIN_S = 20.0
+WITHIN_S = 30.0
 WID = re.compile(r"wid_[A-Za-z0-9_-]{22}")
 
 Headers = Sequence[tuple[str, str]]
@@ -454,7 +454,7 @@ class EventStream:
 
     def wait_records(self, topic: str, count: int, *, within_s: float = WITHIN_S) -> list[Any]:
         """Read on until there are so many; their data."""
-        have = len(self.records(topic))
+        have, looked_at = len(self.records(topic)), len(self.frames)
 
         def enough() -> bool:
             nonlocal have, looked_at
@@ -465,7 +465,6 @@ class EventStream:
                 looked_at += 1
             return have >= count
 
-        looked_at = len(self.frames)
         self.until(enough, within_s=within_s)
         return self.data(topic)
 
@@ -486,7 +485,7 @@ class Watching:
         self.client = Client(server.port, lane)
         self._sources: list[Source] = []
 
-    def __enter__(self) -> Watching:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -538,7 +537,7 @@ class Watching:
             headers.append(("Last-Event-ID", last_event_id))
         return self.get(f"/v0/watch/{wid}", *headers, **how)
 
-    def follow(self, topics: Topics, *, receive_buffer: int | None = None, **options: object) -> EventStream:
+    def follow(self, topics: Topics, *, receive_buffer: int | None = None, **options: Any) -> EventStream:
         """A new session and its stream."""
         return self.open(self.create(topics, **options), receive_buffer=receive_buffer)
 

@@ -40,7 +40,7 @@ from .routing import put_router
 from .server import Server, eventually
 from .wire import Wire, request
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 GATEWAYS = 2
 SHARDS = 3
@@ -239,7 +239,7 @@ def full_of_copies(start: Start) -> Iterator[tuple[Server, str, str]]:
             api.put(f"{OTHERS[shard]}", durability="fsync")
         for number in range(1, 6):
             assert api.append(source, text(3_000)).status == 200
-            eventually(lambda number=number: api.state(dest)["count"] == number)  # type: ignore[misc]
+            eventually(lambda number=number: api.state(dest)["count"] == number)
         assert live_bytes(api) == BYTES
     yield server, source, dest
 
@@ -430,6 +430,7 @@ def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_th
         assert_room(api, light, 1_000)
 
 
+@pytest.mark.gate
 def test_what_was_there_before_a_restart_counts(start: Start) -> None:
     server = start()
     topics = [fresh_on(at % SHARDS, SHARDS) for at in range(TOPICS - 1)]

@@ -25,19 +25,19 @@ from .inspected import SMALL_SEGMENTS, copied, golden
 from .routing import name_on, read, route
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 BACKUPS = 3
 WRITERS = 3
 
 
-def topics_backup(*args: object, code: int = 0, **environ: object) -> Any:
+def topics_backup(*args: object, code: int = 0, **environ: Any) -> Any:
     done = run_topics("backup", *map(str, args), "--json", **environ)
     assert done.returncode == code, (done.stdout, done.stderr)
     return json.loads(done.stdout)
 
 
-def refused(*args: object, code: int = 1, **environ: object) -> str:
+def refused(*args: object, code: int = 1, **environ: Any) -> str:
     """The one line that says why."""
     done = run_topics("backup", *map(str, args), **environ)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
@@ -172,6 +172,7 @@ def numbers(folder: Folder, name: str) -> list[int]:
     return [value["n"] if isinstance(value, dict) else value for value in found]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", range(BACKUPS))
 def test_everything_that_was_acknowledged_and_of_one_moment(scene: Scene, number: int) -> None:
     target = scene.restored(f"busy-{number}")
@@ -321,7 +322,7 @@ def test_what_people_see(source: Path, repository: Path, tmp_path: Path) -> None
 
 def test_a_terminal_gets_a_bar_and_no_rubbish(source: Path, tmp_path: Path) -> None:
     mine, theirs = pty.openpty()
-    args = [TOPICS, "backup", "create", "--to", str(tmp_path / "r"), "--data-dir", str(source)]
+    args = [str(TOPICS), "backup", "create", "--to", str(tmp_path / "r"), "--data-dir", str(source)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=theirs, env=clean_environment(TERM="xterm")) as running:
         os.close(theirs)
         shown = read_all(mine)

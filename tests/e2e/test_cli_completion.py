@@ -17,7 +17,7 @@ from topics.cli.main import VERBS
 from .inspected import golden
 from .server import TOPICS, clean_environment, run_topics
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash"), pytest.mark.full]
 
 
 def environment(**environ: object) -> dict[str, str]:
@@ -45,6 +45,7 @@ def completed(*words: str, cwd: Path | None = None, **environ: object) -> list[s
     return done.stdout.split()
 
 
+@pytest.mark.gate
 def test_verbs_and_options() -> None:
     assert completed("topics", "") == list(VERBS)
     assert completed("topics", "sha") == ["shards", "shard"]

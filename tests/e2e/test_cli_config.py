@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_check_says_what_a_server_would_refuse(tmp_path: Path) -> None:
 
 def test_show_says_where_values_came_from_and_no_secret(tmp_path: Path) -> None:
     path = write(tmp_path, "port = 2\ngateways = 2\n")
-    environ = {"TOPICS_GATEWAYS": 3, "TOPICS_API_KEYS": "hunter2:read,hunter3"}
+    environ: dict[str, Any] = {"TOPICS_GATEWAYS": 3, "TOPICS_API_KEYS": "hunter2:read,hunter3"}
     done = run_topics("config", "show", "--config", path, "--json", **environ)
     assert done.returncode == 0, done.stderr
     assert "hunter" not in done.stdout
@@ -66,6 +67,7 @@ def test_show_says_where_values_came_from_and_no_secret(tmp_path: Path) -> None:
     assert set(shown["settings"]) <= set(lines)
 
 
+@pytest.mark.full
 def test_a_server_runs_with_the_file(start_server: Callable[..., Server], tmp_path: Path) -> None:
     """Its variables (the harness sets some) win over the file; what only the file says counts."""
     path = write(tmp_path, "wal_shards = 7\nmax_batch_records = 2\n")
@@ -86,6 +88,7 @@ def test_a_server_refuses_a_file_that_is_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "topics-data").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verb", [("verify",), ("repair",), ("shards",), ("segment", "ls"), ("snapshot", "ls")])
 @pytest.mark.parametrize("text", [None, "port = [", "prot = 1"])
 def test_a_wrong_file_is_one_line_for_every_verb(tmp_path: Path, verb: tuple[str, ...], text: str | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from onlooker import contents
@@ -83,11 +84,7 @@ def half_relocated(whole: Path, mine: Path) -> None:
     (cold / half).with_suffix(".data.tmp").write_bytes((mine / half).read_bytes()[:1_000])
     path = mine / "topics.json"
     manifest = decode_manifest(path.read_bytes(), path="")
-    path.write_bytes(encode_manifest(type(manifest)(**{**fields(manifest), "cold": str(cold)})))
-
-
-def fields(manifest: object) -> dict[str, object]:
-    return {name: getattr(manifest, name) for name in manifest.__struct_fields__}  # type: ignore[attr-defined]
+    path.write_bytes(encode_manifest(msgspec.structs.replace(manifest, cold=str(cold))))
 
 
 def newer_format(whole: Path, mine: Path) -> None:
@@ -100,7 +97,8 @@ def damaged_log(whole: Path, mine: Path) -> None:
     shard = topic_in(Folder(str(whole)), "orders").shard
     for path in sorted((mine / "wal" / f"shard-{shard:02d}").glob("*.wal")):
         data = bytearray(path.read_bytes())
-        frames = list(scan(data, salt=decode_wal_header(bytes(data[:64]), path="").salt)) if any(data[:64]) else []
+        written = bytes(data)
+        frames = list(scan(written, salt=decode_wal_header(written[:64], path="").salt)) if any(written[:64]) else []
         if len(frames) > 3:
             data[frames[1].offset + 60] ^= 0x40
             path.write_bytes(data)
@@ -204,6 +202,7 @@ def test_what_is_whole_is_read_in_full(name: str, whole: Path, tmp_path: Path) -
 
 
 def test_a_report_says_it_before_a_jvm_is_started(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
     mine = copied(whole, tmp_path / "data")
     newer_format(whole, mine)
     before = contents(mine)

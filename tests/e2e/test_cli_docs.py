@@ -23,6 +23,7 @@ def plain(text: str) -> str:
     return without_numbers(text.replace(",", ""))
 
 
+@pytest.mark.full
 @needs_curl
 @pytest.mark.e2e
 def test_the_commands(start_server: Callable[..., Server], tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ import pytest
 
 from topics.cli.importlog import path_of
 
-from .client import Client
-from .conftest import unique
+from .client import Client, unique
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 # Spellings that a careless program would change: numbers, escapes, order, spaces, line breaks.
 SPELLINGS = [
@@ -100,7 +99,7 @@ def raw_records(api: Client, name: str) -> list[dict[str, Any]]:
 
 def data_bytes(tool: Tool, name: str) -> list[tuple[str, ...]]:
     """Data and meta, as they are spelt in an export."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for line in tool.export(name):
         text = line.decode()
         entry = json.loads(text)
@@ -110,6 +109,7 @@ def data_bytes(tool: Tool, name: str) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.gate
 def test_there_and_back_to_the_byte(api1: Client, tool: Tool, topic: str, tmp_path: Path) -> None:
     fill(api1, topic)
     out = tmp_path / "out.jsonl"
@@ -125,6 +125,7 @@ def test_there_and_back_to_the_byte(api1: Client, tool: Tool, topic: str, tmp_pa
     assert api1.state(copy)["config"] == api1.state(topic)["config"]
 
 
+@pytest.mark.gate
 def test_the_lines(api1: Client, tool: Tool, topic: str) -> None:
     api1.put(topic, cap_records=3)
     api1.append_records(topic, [{"data": n, "tag": "a", "node": "w", "meta": {"k": n}} for n in range(5)])

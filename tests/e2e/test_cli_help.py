@@ -129,6 +129,7 @@ NOT_RUN = {
 LAST = ("topics snapshot rm", "topics topic rm")
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_the_examples_run(tmp_path: Path) -> None:
     server = Server(tmp_path / "topics-data", log=tmp_path / "server.log")

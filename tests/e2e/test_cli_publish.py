@@ -19,7 +19,7 @@ from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
 __all__ = ["command"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Start = Callable[..., Server]
 
@@ -51,6 +51,7 @@ def stored(client: Client, topic: str) -> list[Any]:
 # --- what arrives ------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_arguments(server: Server, api1: Client, topic: str) -> None:
     done = publish(server, topic, '{"n": 1}', '"two"', "null")
     assert done.returncode == 0, done.stderr
@@ -69,6 +70,7 @@ def test_numbers_keep_their_spelling(server: Server, api1: Client, topic: str) -
         assert raw.count(f'"data":{text}}}') == 2
 
 
+@pytest.mark.gate
 def test_standard_input(server: Server, api1: Client, topic: str) -> None:
     done = publish(server, topic, stdin='1\n\n  {"a": [2]}  \r\n"drei"')
     assert done.returncode == 0
@@ -143,7 +145,7 @@ def test_a_slow_stream_is_not_kept_waiting(server: Server, topic: str, command: 
     running = command("publish", topic, url=server.url, stdin=True)
     for n in range(3):
         running.write(f"{n}\n")
-        eventually(lambda n=n: api1.state(topic).json.get("head_seq") == n + 1, what=f"record {n}")  # type: ignore[misc]
+        eventually(lambda n=n: api1.state(topic).json.get("head_seq") == n + 1, what=f"record {n}")
     running.write("3")  # a line that has not ended is not a record yet
     assert running.running
     running.close_stdin()
@@ -227,7 +229,10 @@ def test_the_server_is_restarted_under_it(start_server: Start, command: StartCom
     with server.client() as client:
         running.write("".join(f"{n}\n" for n in range(5_000)))
         eventually(lambda: client.state("jobs").json.get("head_seq", 0) > 100, what="some batches")
-    assert server.stop() == 0 if how == "stop" else server.kill() is None
+    if how == "stop":
+        assert server.stop() == 0
+    else:
+        server.kill()
     running.write("".join(f"{n}\n" for n in range(5_000, 10_000)))
     running.wait_stderr("trying again")
     again = start_server(data_dir=server.data_dir, TOPICS_PORT=server.port)
@@ -240,6 +245,7 @@ def test_the_server_is_restarted_under_it(start_server: Start, command: StartCom
 # --- what is refused ---------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("batch", [1, 4, 500])
 def test_a_line_that_is_no_json(server: Server, api1: Client, topic: str, batch: int) -> None:
     lines = [*[str(n) for n in range(1, 17)], '{"half":', *[str(n) for n in range(18, 40)]]

@@ -19,7 +19,7 @@ from .queues import Queue, make_queue
 from .routing import read, route
 from .server import TOPICS, Server, clean_environment, eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Start = Callable[..., Server]
 StartCommand = Callable[..., Command]
@@ -87,6 +87,7 @@ def data_in(api: Client, topic: str) -> list[Any]:
 # --- ls ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_ls(start_server: Start) -> None:
     server = start_server()
     assert run_queue(server, "ls").stderr == "topics: there are no queues\n"
@@ -150,6 +151,7 @@ def test_a_long_name_is_whole(run: Run, api1: Client) -> None:
 # --- show --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_show(run: Run, api1: Client) -> None:
     dlq = unique("dlq")
     queue = make_queue(api1, max_deliveries=2, dead_letter=dlq, claim_jitter_ms=0)
@@ -205,6 +207,7 @@ def test_show_of_what_is_no_queue(run: Run, api1: Client, topic: str) -> None:
 # --- peek --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_peek_leases_nothing(run: Run, api1: Client) -> None:
     queue = make_queue(api1)
     queue.produce_records([{"data": {"n": n}, "tag": f"t:{n % 2}", "node": "w"} for n in range(1, 16)])
@@ -295,6 +298,7 @@ def test_peek_on_a_terminal_is_cut(server: Server, api1: Client) -> None:
 # --- redrive: what arrives ---------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_job_that_died_is_what_it_was(run: Run, api1: Client, server: Server) -> None:
     """The whole way: delivered too often, moved by the server, put back."""
     dlq = unique("dlq")
@@ -358,13 +362,15 @@ def test_to_another_queue(run: Run, api1: Client, kind: str) -> None:
     assert data_in(api1, dlq) == []
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["log", "queue"])
 def test_by_tag(run: Run, api1: Client, kind: str) -> None:
     """Several have the same tag, and what lies between them stays."""
     queue = make_queue(api1)
     dlq = unique("dlq")
     tags = ["a:1", "b", "a:1", None, "a:2", "c:1", "a:1", "b"]
-    records = [dead(queue.name, n, **({} if tag is None else {"tag": tag})) for n, tag in enumerate(tags)]
+    fields: list[dict[str, Any]] = [{} if tag is None else {"tag": tag} for tag in tags]
+    records = [dead(queue.name, n, **tagged) for n, tagged in enumerate(fields)]
     put_dead(api1, dlq, records, kind=kind)
     done = run("redrive", dlq, "--tag", "a:*", "--limit", 2)
     assert done.stderr == f"redrove 2 dead letters of {dlq}: 2 to {queue.name}; 6 left\n"
@@ -391,6 +397,7 @@ def test_so_many_at_most(run: Run, api1: Client, kind: str) -> None:
         Queue(api1, dlq).wait_counters(50, 0)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["log", "queue"])
 def test_dry_run(run: Run, api1: Client, kind: str) -> None:
     first, second = make_queue(api1), make_queue(api1)

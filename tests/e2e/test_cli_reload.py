@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from .routing import data_of, name_on, route, wait_data
 from .server import Server, eventually, run_topics
 from .wire import Wire, append_request, chunked, request
 from .working import Working
+
+pytestmark = pytest.mark.full
 
 EXHAUSTIVE = bool(os.environ.get("TOPICS_TEST_EXHAUSTIVE"))
 SUPERVISOR = "supervisor"
@@ -85,6 +88,11 @@ def test_nobody_in_a_crowd_notices(server: Server, api: Client) -> None:
 
 
 def crowded(server: Server, api: Client, reloads: Callable[[], dict[str, Any]]) -> None:
+    with ExitStack() as opened:
+        go_on_through(server, api, reloads, opened)
+
+
+def go_on_through(server: Server, api: Client, reloads: Callable[[], dict[str, Any]], opened: ExitStack) -> None:
     port = server.port
     moving = Http2(port)
     writers: list[Writer] = [
@@ -102,6 +110,8 @@ def crowded(server: Server, api: Client, reloads: Callable[[], dict[str, Any]]) 
     looker = Looker(server, writers[0].topic, Http1(port))
     others = [looker, Keeper(server, Http1(port)), Cohort(server, Http1(port))]
     crowd: list[Member] = [*writers, *readers, watcher, talker, *workers, *others]
+    for member in crowd:
+        opened.callback(member.close)
 
     def goes_on(more: int = 5) -> None:
         there = {member: member.rounds for member in crowd}
@@ -170,6 +180,7 @@ def signalled(server: Server) -> dict[str, Any]:
 # --- connections that go on in another gateway --------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_connections_go_on_with_what_they_have_sent(server: Server, api: Client) -> None:
     topic = unique()
     api.put(topic)

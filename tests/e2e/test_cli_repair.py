@@ -23,7 +23,7 @@ from topics.storage.segment import decode_segment_header, scan_blocks
 from .inspected import copied, golden, topic_in
 from .server import Server, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Damage = Callable[[Path, Path], None]
 
@@ -38,7 +38,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return copied(whole, tmp_path / "data")
 
 
-def repair(folder: Path, *options: str, code: int = 0, **environ: object) -> Any:
+def repair(folder: Path, *options: str, code: int = 0, **environ: Any) -> Any:
     done = run_topics("repair", "--json", "--data-dir", str(folder), *options, **environ)
     assert done.returncode == code, done.stderr + done.stdout
     assert not done.stderr
@@ -215,6 +215,7 @@ def test_a_copy_is_repaired_and_served(
             assert api.append(name, "after the repair")["first_seq"] > max(before[name], default=0)
 
 
+@pytest.mark.gate
 def test_in_place_nothing_is_deleted(whole: Path, folder: Path) -> None:
     a_block_is_damaged(whole, folder)
     files_lie_around(whole, folder)
@@ -278,6 +279,7 @@ def _topics(folder: Path) -> list[Topic]:
 # --- what is refused -----------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_whole_folder_needs_nothing(whole: Path) -> None:
     before = contents(whole)
     done = run_topics("repair", "--data-dir", str(whole))

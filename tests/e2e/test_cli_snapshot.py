@@ -16,7 +16,7 @@ from topics.folder.view import Folder
 
 from .server import Server, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Start = Callable[..., Server]
 
@@ -53,7 +53,7 @@ def sealed(server: Server, name: str) -> int:
 
 def values(folder: Folder, name: str) -> list[Any]:
     topic = topic_of(folder, name)
-    found = []
+    found: list[Any] = []
     for batch in topic.select(topic.low, topic.disk_seq):
         data = folder.columns(batch).data()
         found.extend(json.loads(data[seq - batch.first]) for seq in batch.live_seqs(topic.low))
@@ -72,6 +72,7 @@ ROTATING = {
 }
 
 
+@pytest.mark.gate
 def test_it_holds_what_was_acknowledged_and_stays_so(start: Start) -> None:
     server = start(**ROTATING)
     with server.client() as api:
@@ -95,7 +96,7 @@ def test_it_holds_what_was_acknowledged_and_stays_so(start: Start) -> None:
 def test_records_do_not_expire_in_it(start: Start) -> None:
     server = start()
     with server.client() as api:
-        api.put("ticks", ttl_ms=1_500)
+        api.put("ticks", ttl_ms=8_000)  # the command has to come before it is over
         api.append("ticks", 1, 2, 3)
         snapshot(server, "create", "now")
         eventually(lambda: api.diff("ticks").data == [], what="the records to expire")

@@ -22,7 +22,7 @@ from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
 __all__ = ["command"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Start = Callable[..., Server]
 
@@ -53,6 +53,7 @@ def append_until(client: Client, topic: str, done: Callable[[], bool]) -> int:
 # --- where it begins and ends ------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_everything_there_is(server: Server, api1: Client, topic: str) -> None:
     api1.append(topic, {"n": 1}, "two", None)
     done = tail_to_end(server, topic, "--from", 0)
@@ -71,6 +72,7 @@ def test_from_is_the_last_seq_one_has(server: Server, api1: Client, topic: str) 
     assert tail_to_end(server, topic, "--from", 10).stdout == ""
 
 
+@pytest.mark.gate
 def test_without_from_only_what_is_new(server: Server, api1: Client, topic: str, command: StartCommand) -> None:
     old = api1.append(topic, *range(5))["last_seq"]
     tail = command("tail", topic, "--json", url=server.url)
@@ -128,6 +130,7 @@ def test_several_topics(server: Server, api1: Client) -> None:
 SPELLINGS = ["1.50", "1e400", "-0", "12345678901234567890123", '{"b": 1.0, "a": [1E+2]}', '"\\u00e9\\/é"', "null"]
 
 
+@pytest.mark.gate
 def test_json_is_verbatim(server: Server, api1: Client, topic: str) -> None:
     records = ",".join(f'{{"data":{text},"tag":"t","node":"n","meta":{{"m": 1.0}}}}' for text in SPELLINGS)
     api1.send("POST", f"/v0/topics/{topic}", content=f'{{"records":[{records}]}}'.encode())
@@ -183,6 +186,7 @@ def test_a_terminal_gets_colours_and_lines_that_fit(server: Server, api1: Client
 # --- what was lost -----------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_losses_in_words(server: Server, api1: Client, topic: str) -> None:
     api1.put(topic, cap_records=3)
     api1.append(topic, *range(10))
@@ -313,7 +317,7 @@ def test_a_process_dies_under_it(
     for _ in range(3):
         writer.wait_more(20)
         killed = server.signal_child("shard-0" if victim == "shard" else victim)
-        eventually(lambda killed=killed: killed not in server.pids().values(), what="its end")  # type: ignore[misc]
+        eventually(lambda killed=killed: killed not in server.pids().values(), what="its end")
     writer.wait_more(20)
     check_exact(tail, writer.stop())
     if victim == "gateway-0":

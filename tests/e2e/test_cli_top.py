@@ -15,7 +15,7 @@ import pytest
 
 from .server import TOPICS, Server, clean_environment, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"), pytest.mark.full]
 
 
 class Tmux:

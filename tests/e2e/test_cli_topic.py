@@ -15,7 +15,7 @@ from .client import unique
 from .inspected import golden
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,7 @@ def test_of_a_stopped_server(whole: Path) -> None:
     assert "orders" in run_topics("topic", "ls", "--data-dir", str(whole), COLUMNS=160).stdout
 
 
+@pytest.mark.gate
 def test_of_a_running_server(server: Server) -> None:
     name = unique("shown")
     with server.client() as api:
@@ -98,7 +99,7 @@ def test_rm_asks(server: Server) -> None:
             os.write(ours, answer)
             process.wait(30)
             os.close(ours)
-            eventually(lambda status=status: api.state(name).status == status)  # type: ignore[misc]
+            eventually(lambda status=status: api.state(name).status == status)
 
 
 def test_mistakes(whole: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from topics.storage.snapshot import decode_snapshot, decode_topic, encode_snapsh
 from .inspected import SMALL_SEGMENTS, copied, golden, topic_in
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,7 @@ def test_headers_and_checksums(folder: Path, pattern: str, offset: int, says: st
     assert says in found[0][2]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("suffix", [".data", ".idx"])
 def test_a_missing_file(folder: Path, suffix: str) -> None:
     path = sealed(folder).with_suffix(suffix)
@@ -172,6 +173,7 @@ def test_a_segment_that_is_cut_short(folder: Path) -> None:
         )
 
 
+@pytest.mark.gate
 def test_a_log_that_lacks_frames(folder: Path) -> None:
     log = log_with_frames(folder)
     with log.open("r+b") as file:
@@ -180,6 +182,7 @@ def test_a_log_that_lacks_frames(folder: Path) -> None:
     assert problems(folder)
 
 
+@pytest.mark.gate
 def test_a_torn_tail_is_a_note(folder: Path) -> None:
     log = log_with_frames(folder)
     end = len(log.read_bytes().rstrip(b"\0"))
@@ -322,7 +325,7 @@ def test_beside_a_server_at_work(tmp_path: Path) -> None:
             over.set()
             worker.join()
         kept = eventually(
-            lambda: (topic := topic_in(Folder(str(server.data_dir)), "kept")).segments and topic,
+            lambda: topic if (topic := topic_in(Folder(str(server.data_dir)), "kept")).segments else None,
             what="a segment in a snapshot",
         )
         name = f"{kept.segments[0].first_seq:020d}.data"

@@ -14,7 +14,7 @@ from topics.storage.format import FILE_HEADER_BYTES
 from .inspected import copied, golden, topic_in
 from .server import Server, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def frames(lines: list[Any]) -> list[Any]:
     return [line for line in lines if "lsn" in line]
 
 
+@pytest.mark.gate
 def test_every_frame_in_order(whole: Path) -> None:
     lines = dump(folder=whole)
     found = frames(lines)
@@ -67,6 +68,7 @@ def test_filters(whole: Path) -> None:
     assert len(frames(dump("--limit", 3, folder=whole))) == 3
 
 
+@pytest.mark.gate
 def test_damage_is_shown_where_it_lies(whole: Path, tmp_path: Path) -> None:
     folder = copied(whole, tmp_path / "data")
     log = max(folder.glob("wal/*/*.wal"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))

@@ -101,6 +101,7 @@ def test_config_for_a_new_topic(server: Server, topic: str) -> None:
     assert (config["durability"], config["cap_records"]) == ("fsync", 5)
 
 
+@pytest.mark.full
 def test_an_idle_connection_may_end(small_server: Server, topic: str) -> None:
     """The server closes it after one and a half seconds; the next request is made as if nothing had happened."""
     notices: list[str] = []
@@ -114,6 +115,7 @@ def test_an_idle_connection_may_end(small_server: Server, topic: str) -> None:
     assert notices == []
 
 
+@pytest.mark.full
 def test_patience_ends(start_server: Start) -> None:
     server = start_server()
 
@@ -236,6 +238,7 @@ def test_a_subscription_survives_a_gateway(start_server: Start) -> None:
     assert "connected again" in notices
 
 
+@pytest.mark.full
 def test_a_server_that_falls_silent_is_found_out(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is closed and nothing is said: only asking helps."""
     for name in ("PING_AFTER_S", "LOST_AFTER_S", "CONNECT_TIMEOUT_S"):

@@ -280,6 +280,7 @@ def test_many_workers_share(server: Server, api1: RawClient) -> None:
     assert len(busy) == 4
 
 
+@pytest.mark.full
 def test_a_worker_that_does_not_take_its_jobs_keeps_its_stream(start_server: Start) -> None:
     """Jobs are read as they come, so the server does not find it slow although it takes none of them."""
     server = start_server(TOPICS_SLOW_CONSUMER_TIMEOUT_MS=1_000)
@@ -342,6 +343,7 @@ def test_a_queue_that_is_deleted(server: Server, api1: RawClient) -> None:
     run(server.url, use)
 
 
+@pytest.mark.full
 def test_a_queue_that_is_made_again_as_a_log(start_server: Start) -> None:
     server = start_server()
     with server.client() as api:
@@ -381,6 +383,7 @@ def drain(
     return done, notices
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["gateway-0", "queue", "shard-0"])
 def test_a_process_dies_under_a_worker(start_server: Start, victim: str) -> None:
     """Each job is acked once, and none is forgotten. A job that comes again is one whose ack did not count."""
@@ -401,6 +404,7 @@ def test_a_process_dies_under_a_worker(start_server: Start, victim: str) -> None
         assert queue.by(api).left() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_the_server_is_restarted_under_a_worker(start_server: Start, how: str) -> None:
     server = start_server()
@@ -420,6 +424,7 @@ def test_the_server_is_restarted_under_a_worker(start_server: Start, how: str) -
     assert "connected again" in notices
 
 
+@pytest.mark.full
 def test_what_was_not_taken_is_dropped_with_its_connection(start_server: Start) -> None:
     """Its leases have ended: others may have it. It comes again with a new lease."""
     server = start_server()

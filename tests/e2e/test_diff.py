@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -316,7 +317,7 @@ class _Poll(threading.Thread):
     def __init__(self, api: Client, topic: str, from_seq: int = 0, **fields: Any) -> None:
         super().__init__()
         self._api = api
-        self._ask = lambda own: own.diff(topic, from_seq, **fields)
+        self._ask: Callable[[Client], Answer] = lambda own: own.diff(topic, from_seq, **fields)
         self.took_s = 0.0
         self._answer: Answer | None = None
         self.start()

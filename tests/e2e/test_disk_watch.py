@@ -149,14 +149,15 @@ def test_appends_are_refused_and_leave_nothing(
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_no_topic_is_made(api: Client, shard: int) -> None:
-    for create in (
+    ways: tuple[Callable[[str], Answer], ...] = (
         lambda topic: api.put(topic),
         lambda topic: api.put(topic, type="queue"),
         lambda topic: api.put(topic, durability="ephemeral"),
         lambda topic: api.append(topic, 1),
         lambda topic: api.append(topic, 1, config={"durability": "fsync"}),
         lambda topic: api.append(topic, 1, disable_backpressure=True),
-    ):
+    )
+    for create in ways:
         topic = fresh_on(shard, stem="new")
         assert_storage_full(create(topic))
         assert api.state(topic).refusal == (404, "topic_not_found")
@@ -260,6 +261,7 @@ def test_probes_do_not_take_it_for_a_failure(api: Client) -> None:
     assert api.get("/v0/health").status == 200
 
 
+@pytest.mark.full
 def test_copies_wait_and_go_on_in_the_next_life(tmp_path: Path) -> None:
     """A destination that was full gets room, but the disk has none; when it has, everything comes, once, in order."""
     with serving(tmp_path) as server, server.client() as api:
@@ -279,6 +281,7 @@ def test_copies_wait_and_go_on_in_the_next_life(tmp_path: Path) -> None:
         wait_data(api, filled.dest, list(range(6)), within_s=60)
 
 
+@pytest.mark.full
 def test_what_was_done_while_it_was_low_survives(tmp_path: Path) -> None:
     """Deletes, acks and leases are written all the same."""
     with serving(tmp_path) as server, server.client() as api:
@@ -362,22 +365,23 @@ def test_it_comes_and_goes_by_itself(watched: Server, space: Space) -> None:
                     refused = insist(lambda topic=topic, client=client: client.append(topic, "perhaps"), 503)  # type: ignore[misc]
                     assert_storage_full(refused, mark=space.mark)
                 assert other.diff(topic).status == 200
-            eventually(lambda: set(gauges(watched, "topics_wal_read_only").values()) == {1.0}, within_s=5)
+            eventually(lambda: set(gauges(watched, "topics_wal_read_only").values()) == {1.0})
             space.clear()
             for topic in topics:
                 for client in (api, other):
                     insist(lambda topic=topic, client=client: client.append(topic, "again"), 200)  # type: ignore[misc]
-            eventually(lambda: set(gauges(watched, "topics_wal_read_only").values()) == {0.0}, within_s=5)
+            eventually(lambda: set(gauges(watched, "topics_wal_read_only").values()) == {0.0})
         for topic in topics:
             assert [value for value in data_of(api, topic) if value != "perhaps"] == ["before"] + ["again"] * 4
 
 
+@pytest.mark.full
 def test_an_idle_server_notices_too(watched: Server, space: Space) -> None:
     """Nobody writes, nobody asks: what the gauge shows is of now all the same."""
     space.fill()
-    eventually(lambda: set(read_only(watched).values()) == {1}, within_s=5, every_s=0.05)
+    eventually(lambda: set(read_only(watched).values()) == {1}, every_s=0.05)
     space.clear()
-    eventually(lambda: set(read_only(watched).values()) == {0}, within_s=5, every_s=0.05)
+    eventually(lambda: set(read_only(watched).values()) == {0}, every_s=0.05)
 
 
 def test_writers_lose_nothing_by_it(watched: Server, space: Space) -> None:
@@ -414,6 +418,7 @@ def test_writers_lose_nothing_by_it(watched: Server, space: Space) -> None:
         assert_all_there(api, topic, writers)
 
 
+@pytest.mark.full
 def test_copies_and_dead_letters_wait_for_space(watched: Server, space: Space) -> None:
     with watched.client() as api:
         source, dest = name_on(0, "from"), name_on(1, "to")
@@ -472,6 +477,7 @@ def test_a_router_made_while_it_is_low_copies_when_it_is_over(watched: Server, s
 # --- off ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_switched_off_nobody_looks(tmp_path: Path) -> None:
     with serving(tmp_path, TOPICS_MIN_FREE_BYTES=0) as server, server.client() as api:
         assert api.append(name_on(0, "off"), 1).status == 201
@@ -480,6 +486,7 @@ def test_switched_off_nobody_looks(tmp_path: Path) -> None:
         assert shown == pytest.approx(free_bytes(server.data_dir), rel=0.25), "the gauge is there all the same"
 
 
+@pytest.mark.full
 def test_a_disk_with_enough_is_no_reason(tmp_path: Path) -> None:
     with serving(tmp_path, TOPICS_MIN_FREE_BYTES=1) as server, server.client() as api:
         assert api.append(name_on(0, "enough"), 1).status == 201

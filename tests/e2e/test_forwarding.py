@@ -34,6 +34,7 @@ from .routing import (
     wait_data,
     wait_head,
     wait_records,
+    wait_router_still,
 )
 from .server import Server, eventually
 from .sockets import Socket, dialling
@@ -69,7 +70,7 @@ def test_a_copy_is_the_record_with_a_seq_and_time_of_its_own(api: Client, a: str
     api.append(b, "first")
     route(api, a, b)
     before = api.state(b)["last_write_ts"]
-    records = [
+    records: list[dict[str, Any]] = [
         {"data": {"x": [1, None]}, "tag": "t", "node": "n", "meta": {"m": {"k": 1}}},
         {"data": None},
         {"data": "only tag", "tag": "*"},
@@ -462,7 +463,9 @@ def test_deletes_are_each_topics_own(api: Client, a: str, b: str) -> None:
     assert data_of(api, b) == [2, 4, 6]
 
 
-def test_what_the_source_deleted_before_it_was_copied_is_not_copied(api: Client, a: str, b: str) -> None:
+def test_what_the_source_deleted_before_it_was_copied_is_not_copied(
+    server: Server, api: Client, a: str, b: str
+) -> None:
     """And it is nobody's loss: no tombstone."""
     api.put(b, cap_records=2, discard="reject")
     route(api, a, b)
@@ -470,13 +473,13 @@ def test_what_the_source_deleted_before_it_was_copied_is_not_copied(api: Client,
     wait_data(api, b, [0, 1])
     api.append_records(a, [{"data": number, "tag": "x" if number % 2 else None} for number in range(2, 8)])
     api.delete(a, match="x")
-    time.sleep(0.2)  # what was read before the delete has been refused by then
+    wait_router_still(server)  # what was read before the delete has been refused
     api.put(b)
     wait_data(api, b, [0, 1, 2, 4, 6])
     assert [record["$seq"] for record in read(api, b)] == [1, 2, 3, 4, 5]
 
 
-def test_what_others_have_read_before_is_read_again(api1: Client, a: str, b: str, c: str) -> None:
+def test_what_others_have_read_before_is_read_again(server: Server, api1: Client, a: str, b: str, c: str) -> None:
     """One destination has the record, the other is full; then it is deleted: the other does not get it any more."""
     api = api1
     api.put(b, cap_records=1, discard="reject")
@@ -487,10 +490,8 @@ def test_what_others_have_read_before_is_read_again(api1: Client, a: str, b: str
     api.append(a, 2)
     wait_data(api, c, [1, 2])
     api.delete(a, before_seq=3)
-    time.sleep(0.2)  # what was read before the delete has been refused by then
+    wait_router_still(server)  # what was read before the delete has been refused
     api.put(b)
-    time.sleep(0.8)  # it tries again within this time
-    assert data_of(api, b) == [1]
     api.append(a, 3)
     wait_data(api, b, [1, 3])
     wait_data(api, c, [1, 2, 3])
@@ -517,7 +518,7 @@ def test_a_destination_expires_by_the_time_of_the_copy(api: Client, a: str, b: s
     route(api, a, b)
     api.append(a, 1, 2)
     wait_head(api, b, 2)
-    eventually(lambda: api.state(b)["count"] == 0, within_s=5, what="expiry")
+    eventually(lambda: api.state(b)["count"] == 0, what="expiry")
     assert api.diff(b)["tombstone"]["reason"] == "ttl"
     assert data_of(api, a) == [1, 2]
     api.append(a, 3)
@@ -587,13 +588,13 @@ def test_others_go_on_while_one_destination_is_full(api: Client, a: str, b: str,
     for number in range(10):
         api.append(a, number)
     wait_data(api, c, list(range(10)))
-    assert data_of(api, b) == [0]
+    wait_data(api, b, [0])
 
 
 # --- what the source has lost ------------------------------------------------------------------------
 
 
-def trimmed(api: Client, a: str, b: str) -> None:
+def trimmed(server: Server, api: Client, a: str, b: str) -> None:
     """Two copies at 1 and 2, then thirteen that never were, the source holding five: the destination is full."""
     api.put(a, cap_records=5)
     api.put(b, cap_records=2, discard="reject")
@@ -603,10 +604,11 @@ def trimmed(api: Client, a: str, b: str) -> None:
     for number in range(3, 21):
         api.append(a, number)
     assert api.state(a)["earliest_seq"] == 16
+    wait_router_still(server)  # what was read before it was evicted has been refused
 
 
-def test_what_the_source_evicted_first_is_a_tombstone(api: Client, a: str, b: str) -> None:
-    trimmed(api, a, b)
+def test_what_the_source_evicted_first_is_a_tombstone(server: Server, api: Client, a: str, b: str) -> None:
+    trimmed(server, api, a, b)
     assert data_of(api, b) == [1, 2]
     api.put(b)
     wait_data(api, b, [1, 2, "source_trim", 16, 17, 18, 19, 20])
@@ -629,15 +631,15 @@ def test_what_the_source_evicted_first_is_a_tombstone(api: Client, a: str, b: st
     wait_data(api, b, [1, 2, "source_trim", 16, 17, 18, 19, 20, 21])
 
 
-def test_the_tombstone_goes_down_a_chain(api: Client, a: str, b: str, c: str) -> None:
+def test_the_tombstone_goes_down_a_chain(server: Server, api: Client, a: str, b: str, c: str) -> None:
     route(api, b, c)
-    trimmed(api, a, b)
+    trimmed(server, api, a, b)
     api.put(b)
     wait_data(api, c, [1, 2, "source_trim", 16, 17, 18, 19, 20])
 
 
 def test_a_stream_gets_the_tombstone(server: Server, api: Client, lane: Any, a: str, b: str) -> None:
-    trimmed(api, a, b)
+    trimmed(server, api, a, b)
     with Watching(server, lane) as watching:
         stream = watching.follow(b)
         assert stream.events(2) == [("record", b, [1, 2]), ("caught-up", b, 2)]
@@ -663,8 +665,8 @@ def ws(server: Server) -> Iterator[Socket]:
         yield dial()
 
 
-def test_a_socket_gets_the_tombstone(ws: Socket, api1: Client, a: str, b: str) -> None:
-    trimmed(api1, a, b)
+def test_a_socket_gets_the_tombstone(server: Server, ws: Socket, api1: Client, a: str, b: str) -> None:
+    trimmed(server, api1, a, b)
     ws.subscribe(b)
     assert ws.receive().data == [1, 2]
     assert ws.receive().op == "caught_up"
@@ -689,11 +691,11 @@ def test_a_long_poll_on_a_destination_wakes(api: Client, a: str, b: str) -> None
     timer = threading.Timer(0.3, lambda: other.append(a, "wake up"))
     timer.start()
     began = time.monotonic()
-    page = api.diff(b, 0, wait_ms=20_000)
+    page = api.diff(b, 0, wait_ms=30_000)
     timer.join()
     other.close()
     assert page.data == ["wake up"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_watch_on_a_destination_sees_copies_in_a_moment(server: Server, api: Client, lane: Any, a: str) -> None:
@@ -759,6 +761,7 @@ def idle_cpu(server: Server, name: str, *, for_s: float = 2.0) -> float:
     return cpu_seconds(pid) - before
 
 
+@pytest.mark.full
 def test_an_append_is_one_frame_however_many_destinations(start_server: Start) -> None:
     server = start_server()
     with server.client() as api:
@@ -784,6 +787,7 @@ def test_an_append_is_one_frame_however_many_destinations(start_server: Start) -
         assert settled_frames(server) - before == 1
 
 
+@pytest.mark.full
 def test_forwarders_that_have_nothing_to_do_do_nothing(start_server: Start) -> None:
     server = start_server()
     with server.client() as api:
@@ -811,13 +815,14 @@ def test_forwarders_that_have_nothing_to_do_do_nothing(start_server: Start) -> N
         thread.join()
         api.append("busy", "end")
         for number in range(0, 40, 2):
-            eventually(lambda n=number: data_of(api, f"busy-d{n}")[-1:] == ["end"], what="the end")  # type: ignore[misc]
+            eventually(lambda n=number: data_of(api, f"busy-d{n}")[-1:] == ["end"], what="the end")
         eventually(lambda: api.state("ring-b")["head_seq"] == api.state("ring-a")["head_seq"], what="the mirror")
-        eventually(lambda: idle_cpu(server, "router", for_s=0.5) < 0.05, within_s=8, what="rest")
+        eventually(lambda: idle_cpu(server, "router", for_s=0.5) < 0.05, what="rest")
         for name in ("router", "shard-0", "shard-1"):
-            assert idle_cpu(server, name, for_s=1.0) < 0.05, name
+            eventually(lambda name=name: idle_cpu(server, name, for_s=1.0) < 0.05, what=f"rest of {name}")
 
 
+@pytest.mark.full
 def test_copies_do_not_stay_in_memory(start_server: Start) -> None:
     """They reach segments by themselves, so that a restart has little to do."""
     server = start_server()
@@ -830,7 +835,7 @@ def test_copies_do_not_stay_in_memory(start_server: Start) -> None:
         def in_segments() -> int:
             return sum(path.stat().st_size for path in (server.data_dir / "topics").rglob("*.data"))
 
-        eventually(lambda: in_segments() > 30_000 * 5, within_s=10, what="segments of the destination")
+        eventually(lambda: in_segments() > 30_000 * 5, what="segments of the destination")
         assert data_of(api, "d") == list(range(30_000))
 
 

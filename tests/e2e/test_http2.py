@@ -180,7 +180,7 @@ def test_a_client_that_leaves_in_a_long_poll_leaves_nothing_behind(
         wire2.ask("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":30000}')
     eventually(lambda: api1.state(topic, touch=False)["last_read_ts"] is not None)
     wire2.close()
-    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=8, what="the connection's end")
+    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=15, what="the connection's end")
     assert api1.append(topic, 1)["seqs"] == [1]
 
 
@@ -190,7 +190,7 @@ def test_half_a_body_is_nothing(server: Server, connect2: Callable[..., H2Wire],
     stream = wire2.open("POST", f"/v0/topics/{topic}", JSON)
     wire2.send(stream, BODY, end=False)
     wire2.close()
-    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=8, what="the connection's end")
+    eventually(lambda: server.sockets_of("gateway-0") <= sockets, what="the connection's end")
     assert api1.state(topic).status == 404
 
 

@@ -168,6 +168,7 @@ class Holding:
         self.lane = lane
         self.wait_ms = wait_ms
         self.held: list[Held] = []
+        self._released: list[Held] = []
         self._other = Keyed(server.port, "http1", TWO if secret != TWO else ONE)
 
     def __enter__(self) -> Holding:
@@ -177,6 +178,8 @@ class Holding:
         self._other.close()
         for held in self.held:
             held.end("reset" if isinstance(held.wire, Wire) else "close")
+        for released in self._released:
+            released.end("close")
 
     def attempt(self, gateway: str | None = None) -> Held:
         """One more, whatever is said to it."""
@@ -204,8 +207,13 @@ class Holding:
         assert insist(lambda: self._other.append(one.topic, "wake up", idempotency_key=key)).status == 200
         answer = one.answer()
         assert (answer.status, answer.data) == (200, ["wake up"])
-        self.held.remove(one)
+        self.let_go(one)
         return answer
+
+    def let_go(self, one: Held) -> None:
+        """It has been answered; its connection stays until the end."""
+        self.held.remove(one)
+        self._released.append(one)
 
 
 def ask(server: Server, secret: str | None = ONE, lane: Lane = "http1") -> Answer:
@@ -352,6 +360,7 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory, "lonely", TOPICS_GATEWAYS=3, TOPICS_MAX_INFLIGHT_PER_KEY=1)
 
 
+@pytest.mark.full
 def test_whoever_waits_for_each_answer_is_never_refused(lonely: Server) -> None:
     """One at a time is enough for a client that does one thing at a time, wherever it goes next."""
     kinds = _requests_of_all_kinds()
@@ -363,6 +372,7 @@ def test_whoever_waits_for_each_answer_is_never_refused(lonely: Server) -> None:
             assert answer.status in (200, 201), f"after {number}: {answer}"
 
 
+@pytest.mark.full
 def test_whoever_waits_for_each_answer_is_never_refused_over_http2(lonely: Server) -> None:
     """Nor does it matter which connection and which lane the next request takes."""
     with ExitStack() as stack:
@@ -416,11 +426,13 @@ def test_what_has_no_key_is_not_counted(counted: Server, lane: Lane) -> None:
         assert_refused(ask(counted, lane=lane))
 
 
+@pytest.mark.full
 def test_without_keys_there_is_no_such_cap(start_server: Start) -> None:
     server = start_server(TOPICS_MAX_INFLIGHT_PER_KEY=2, TOPICS_GATEWAYS=2)
     _hold_many(server, 12, None)
 
 
+@pytest.mark.full
 def test_zero_is_no_cap(start_server: Start) -> None:
     server = start_server(TOPICS_MAX_INFLIGHT_PER_KEY=0, TOPICS_GATEWAYS=2, TOPICS_API_KEYS=ENTRIES)
     _hold_many(server, 40, ONE)
@@ -538,13 +550,14 @@ def test_half_a_request_is_not_under_way(counted: Server, lane: Lane) -> None:
 # --- how a place comes back ----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_polls_whose_time_is_up_give_their_places_back(counted: Server, lane: Lane) -> None:
     with ExitStack() as stack:
         held = []
         for _ in range(MOST):
             wire: Wire | H2Wire = Wire(counted.port) if lane == "http1" else H2Wire(counted.port)
             stack.callback(wire.close)
-            held.append(Held(wire, QUIET, wait_ms=1_500))
+            held.append(Held(wire, QUIET, wait_ms=4_000))
         assert_full(counted, *held)
         assert [one.answer().status for one in held] == [200] * MOST
         assert ask(counted).status == 200
@@ -558,24 +571,25 @@ def test_whoever_goes_gives_its_place_back(counted: Server, lane: Lane, how: str
         for _ in range(MOST + 1):
             gone = holding.held.pop(0)
             gone.end(how)
-            eventually(lambda: ask(counted).status == 200, within_s=5, what="a free place")
+            eventually(lambda: ask(counted).status == 200, within_s=LONG_MS / 2_000, what="a free place")
             holding.fill(1)
             assert_refused(ask(counted))
             gone.wire.close()
 
 
+@pytest.mark.full
 def test_whoever_only_stops_sending_is_still_waiting(counted: Server) -> None:
     """Over HTTP/1.1 a close looks the same until something is sent: it is known when the poll ends, at the latest."""
-    with Holding(counted, wait_ms=1_200) as holding:
+    with Holding(counted, wait_ms=4_000) as holding:
         held = holding.fill()
         for one in held[1:]:
             one.wire.close()
-            holding.held.remove(one)
+            holding.let_go(one)
         assert isinstance(held[0].wire, Wire)
         held[0].wire.half_close()
         settle(counted)
         assert held[0].answer().status == 200
-    eventually(lambda: ask(counted).status == 200, within_s=5, what="a free place")
+    eventually(lambda: ask(counted).status == 200, what="a free place")
 
 
 def test_a_connection_with_many_requests_gives_all_places_back(counted: Server, lane: Lane) -> None:
@@ -635,7 +649,7 @@ def test_the_places_of_a_dead_gateway_come_back_and_no_others(hardy: Server) -> 
             assert_refused(zero.ask(asked))
             kill_and_wait(hardy, "gateway-1")
             for wire in (zero, two):
-                eventually(lambda wire=wire: wire.ask(asked).status == 200, within_s=10)  # type: ignore[misc]
+                eventually(lambda wire=wire: wire.ask(asked).status == 200, within_s=15)
             assert stay[0].is_silent()
             # Exactly what was lost: the one that stayed still counts, also for the gateway that is new.
             kept.fill(MOST - 1, gateways=["gateway-0", "gateway-1", "gateway-2"])
@@ -647,6 +661,7 @@ def test_the_places_of_a_dead_gateway_come_back_and_no_others(hardy: Server) -> 
     assert_all_free(hardy)
 
 
+@pytest.mark.full
 def test_a_gateway_that_dies_again_and_again_leaves_nothing_behind(hardy: Server) -> None:
     for _ in range(3):
         with Holding(hardy) as doomed:
@@ -654,7 +669,7 @@ def test_a_gateway_that_dies_again_and_again_leaves_nothing_behind(hardy: Server
             pid = hardy.pid_of("gateway-1")
             kill(hardy, "gateway-1")
             eventually(lambda: ask_again(hardy) == 200, within_s=15)
-            eventually(lambda pid=pid: hardy.pid_of("gateway-1") != pid)  # type: ignore[misc]
+            eventually(lambda pid=pid: hardy.pid_of("gateway-1") != pid)
             hardy.wait_ready()
     assert_all_free(hardy)
 
@@ -676,7 +691,7 @@ def test_the_places_of_requests_to_a_dead_shard_come_back(hardy: Server) -> None
             ended = [one for one in held if not one.is_silent()]
             for one in ended:
                 assert one.answer().status == 503
-                holding.held.remove(one)
+                holding.let_go(one)
             if ended:
                 holding.fill(len(ended))
             assert_refused(ask(hardy))
@@ -827,6 +842,7 @@ def test_a_crowd_is_never_let_in_beyond_the_cap(triple: Server, hold: str | None
                     assert wire.answer().data == ["wake up"]
 
 
+@pytest.mark.full
 def test_bursts_at_all_gateways_are_never_let_in_beyond_the_cap(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two gateways take in a hundred requests each, as fast as they can, and reach the cap while both are at it."""
     wires, burst, most = 20, 10, 60
@@ -844,6 +860,7 @@ def test_bursts_at_all_gateways_are_never_let_in_beyond_the_cap(tmp_path_factory
                 assert len(passed) == most, f"in round {number}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gateways", ["single", "triple"])
 def test_what_comes_and_goes_never_overlaps_more_than_it_may(gateways: str, request: pytest.FixtureRequest) -> None:
     server: Server = request.getfixturevalue(gateways)
@@ -856,7 +873,7 @@ def test_what_comes_and_goes_never_overlaps_more_than_it_may(gateways: str, requ
         refusals = 0
         with wires[seed] as wire:
             for _ in until(3.0):
-                wait_s = chance.choice((10, 20, 40)) / 1_000
+                wait_s = chance.choice((10, 40, 400)) / 1_000  # the long ones overlap on a busy machine too
                 sent = time.monotonic()
                 answer = wire.ask(poll_request(QUIET, int(1_000 * wait_s)))
                 came = time.monotonic()

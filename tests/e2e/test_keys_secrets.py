@@ -19,7 +19,7 @@ from .keyed import Keyed, KeyedWatching, KeyedWorking, bearer
 from .server import Server, eventually
 from .sockets import Socket
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 SILENT = "Zq9silent-1f0e8a77c3"  # configured, and never sent by anybody
 SPOKEN = "Zq9spoken-5b29d1e604"  # configured, and used in every way

@@ -88,7 +88,7 @@ def alone(server: Server, name: str) -> Iterator[None]:
     paused = [server.signal_child(other, signal.SIGSTOP) for other in GATEWAYS if other != name]
     try:
         for pid in paused:
-            eventually(lambda pid=pid: _stands_still(pid))  # type: ignore[misc]
+            eventually(lambda pid=pid: _stands_still(pid))
         yield
     finally:
         for pid in paused:
@@ -178,6 +178,7 @@ def answered(attempt: Callable[[], EventStream]) -> EventStream:
     return seen[-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["shard-0", *GATEWAYS])
 def test_sessions_keep_their_owner_over_a_death(hardy: Server, lane: Lane, name: str) -> None:
     with KeyedWatching(hardy, lane, FULL) as watching:
@@ -201,6 +202,7 @@ def test_sessions_keep_their_owner_over_a_death(hardy: Server, lane: Lane, name:
             opened.close()
 
 
+@pytest.mark.full
 def test_places_are_counted_over_the_death_of_their_home(hardy: Server, lane: Lane) -> None:
     """Streams outlive shard-0, and so does the knowledge whose they are."""
     with KeyedWatching(hardy, lane, FULL) as watching, KeyedWatching(hardy, lane, OTHER) as other:
@@ -216,6 +218,7 @@ def test_places_are_counted_over_the_death_of_their_home(hardy: Server, lane: La
         eventually(lambda: watching.attempt(session).status == 200, what="a free place")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_the_places_of_a_gateway_that_died_are_free(hardy: Server, lane: Lane, name: str) -> None:
     with KeyedWatching(hardy, lane, FULL) as watching:
@@ -268,7 +271,7 @@ def test_the_places_of_a_key_are_exact_when_all_come_at_once(places: Server, lan
         prepared = [
             (one, one.create(TOPIC), connect(places, one, GATEWAYS[number % 2])) for number, one in enumerate(crowd)
         ]
-        attempts = together([lambda it=it: it[0].attempt(it[1], on=it[2]) for it in prepared])  # type: ignore[misc]
+        attempts = together([lambda it=it: it[0].attempt(it[1], on=it[2]) for it in prepared])
         opened = [attempt for attempt in attempts if attempt.status == 200]
         assert len(opened) == MOST
         for attempt in attempts:

@@ -255,7 +255,7 @@ def test_a_crash_leaves_no_shared_memory_behind(story: Story) -> None:
 
 def test_a_stop_does_not_wait_for_long_polls(story: Story) -> None:
     assert story.last_exit_code == 0
-    assert story.stop_took_s < 5
+    assert story.stop_took_s < 20
     assert story.poll_at_stop.status == 200 or story.poll_at_stop.error == "shutting_down"
 
 

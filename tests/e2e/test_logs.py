@@ -80,6 +80,7 @@ def use(server: Server) -> None:
 # --- every line of a whole life ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("loud", [True, False], ids=["everything", "the usual"])
 def test_every_line_of_a_life_can_be_read(tmp_path: Path, form: str, loud: bool) -> None:
@@ -90,7 +91,7 @@ def test_every_line_of_a_life_can_be_read(tmp_path: Path, form: str, loud: bool)
         use(server)
         for name in ("shard-1", "router", "queue", "gateway-1"):
             pid = server.signal_child(name)
-            eventually(lambda name=name, pid=pid: server.pids().get(name, pid) != pid)  # type: ignore[misc]
+            eventually(lambda name=name, pid=pid: server.pids().get(name, pid) != pid)
             server.wait_ready()
         use(server)
         with server.client() as api:  # long enough to be pressure
@@ -116,6 +117,7 @@ def test_every_line_of_a_life_can_be_read(tmp_path: Path, form: str, loud: bool)
     assert (by_event["taken"] > 0) is loud
 
 
+@pytest.mark.full
 def test_both_forms_say_the_same(tmp_path: Path) -> None:
     """The fields of an event are the same, whichever way they are written."""
     shapes = []
@@ -141,6 +143,7 @@ def test_a_start_that_is_refused_says_why_without_a_log(tmp_path: Path) -> None:
     assert re.fullmatch(r"topics: TOPICS_LOG_FORMAT='xml': expected .*\n", server.output())
 
 
+@pytest.mark.full
 def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     """Also where the log goes through a pipe whose reader is slow, and many lines are written at once."""
     fifo = tmp_path / "log"
@@ -183,6 +186,7 @@ def pipeline(server: Server, name: str) -> None:
 # --- levels ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_shows_itself_and_what_is_worse(tmp_path: Path, level: str) -> None:
     server = serve(tmp_path, TOPICS_LOG=level)
@@ -200,6 +204,7 @@ def test_a_level_shows_itself_and_what_is_worse(tmp_path: Path, level: str) -> N
         assert (other in seen) is (LEVELS.index(other) >= LEVELS.index(level)), other
 
 
+@pytest.mark.full
 def test_the_access_log_does_not_depend_on_the_level(tmp_path: Path) -> None:
     server = serve(tmp_path, TOPICS_LOG="error", TOPICS_ACCESS_LOG=1)
     with closing(server):
@@ -213,6 +218,7 @@ def test_the_access_log_does_not_depend_on_the_level(tmp_path: Path) -> None:
 # --- off by default ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_no_request_is_logged_unless_it_was_asked_for(tmp_path: Path) -> None:
     server = serve(tmp_path, TOPICS_GATEWAYS=2, TOPICS_ELASTIC=0)
     with closing(server):
@@ -460,11 +466,12 @@ def test_nobody_writes_a_line_of_his_own(watched: Server, form: str) -> None:
             api.get('/v0/"},{"event":"forged"}')
             api.send("GET", "/v0/health", headers={"X-Request-Id": "a level=error event=forged"})
             last = api.get("/v0/health").headers["x-request-id"]
-        eventually(lambda last=last: lines_of(watched, form, id=last), every_s=0.05, what="the last line")  # type: ignore[misc]
+        eventually(lambda last=last: lines_of(watched, form, id=last), every_s=0.05, what="the last line")
     assert not lines_of(watched, form, event="forged")
     assert not lines_of(watched, form, process="supervisor", level="error")
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_stops_nobody(tmp_path: Path) -> None:
     """The other end of the log's pipe is closed: the server serves on."""
     fifo = tmp_path / "log"

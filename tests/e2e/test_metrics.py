@@ -235,6 +235,7 @@ def test_other_patterns_are_refused(api: Client, query: str) -> None:
     assert answer.refusal == (400, "invalid_request")
 
 
+@pytest.mark.full
 def test_a_scrape_goes_on_without_a_shard(tmp_path: Path) -> None:
     """It says that topics are missing, and that the server is not ready."""
     server = Server(tmp_path / "data", log=tmp_path / "log", TOPICS_WAL_SHARDS=2)
@@ -379,6 +380,7 @@ def test_the_json_form_has_the_same_names(server: Server) -> None:
     assert {row["class"] for row in metrics["topics_topics_by_class"]} == CLASSES
 
 
+@pytest.mark.full
 def test_metrics_of_a_server_that_is_not_ready(tmp_path: Path) -> None:
     """A queue process that is given up: what the page says is said."""
     server = Server(tmp_path / "data", log=tmp_path / "log", TOPICS_CALL_TIMEOUT_MS=500, TOPICS_HEARTBEAT_MS=60_000)
@@ -449,7 +451,7 @@ def test_every_route_is_counted_as_itself(twins: Server, lane: Lane, route: Rout
         api.put("in:watched")
         statuses = [head_status(twins, lane, path)] if route.method == "HEAD" else []
         statuses += [] if statuses else [api.send(route.method, path, route.body).status for _ in range(3)]
-    expected: Counts = Counter(
+    expected = Counter(
         ("GET" if route.method == "HEAD" else route.method, template(route.path), str(status)) for status in statuses
     )
     made = "PUT", "/v0/topics/:topic"
@@ -619,7 +621,7 @@ def test_a_scrape_of_one_gateway_counts_the_requests_of_all(twins: Server) -> No
         def seen(by: Client) -> float:
             rows = by.send("GET", "/v0/metrics", headers={"Accept": "application/json"})["metrics"]
             return sum(
-                row["value"]
+                float(row["value"])
                 for row in rows["topics_http_requests_total"]
                 if (row["method"], row["route"], row["status"]) == lists
             )
@@ -644,6 +646,7 @@ def monotonic(text: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "victims", [["gateway-0", "gateway-1", "gateway-0"], ["shard-0", "shard-1"]], ids=["gateways", "shards"]
 )
@@ -816,7 +819,7 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
         assert set(by_process(scraped(server), "topics_process_restarts_total").values()) == {0}
         for _ in range(2):
             pid = server.signal_child("router")
-            eventually(lambda pid=pid: server.pids().get("router", pid) != pid)  # type: ignore[misc]
+            eventually(lambda pid=pid: server.pids().get("router", pid) != pid)
             server.wait_ready()
         found = by_process(scraped(server), "topics_process_restarts_total")
         assert found.pop("router") == 2

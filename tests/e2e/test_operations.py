@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alertrules import used_names
 from prometheus_client.parser import text_string_to_metric_families
 from test_docs import needs_curl, read
-from unit.test_alerts import used_names
 
 from topics.storage.format import FrameType
 from topics.storage.frames import decode_wal_header, scan
@@ -24,7 +24,7 @@ from .queues import make_queue
 from .server import TOPICS, Server, clean_environment, eventually, gone
 from .test_proxy import _free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 DOCUMENT = read("docs/OPERATIONS.md")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 # What is not run: it needs root, systemd, Spark, node_exporter, a network, or something broken. By its first line.
@@ -141,7 +141,7 @@ def damage(folder: Path) -> None:
     """One byte of a batch that is not the last in its log: nobody could take it for a write that was cut short."""
     for path in sorted(folder.glob("wal/*/*.wal")):
         data = bytearray(path.read_bytes())
-        frames = list(scan(data, salt=decode_wal_header(data, path=path.name).salt))
+        frames = list(scan(bytes(data), salt=decode_wal_header(bytes(data), path=path.name).salt))
         batches = [frame for frame in frames[:-1] if frame.type == FrameType.APPEND]
         if batches:
             data[batches[0].offset + batches[0].length - 1] ^= 0xFF
@@ -173,6 +173,7 @@ def test_every_command_of_the_document(machine: Machine) -> None:
     assert "wal_shards = 3" in machine.config.read_text()
 
 
+@pytest.mark.gate
 def test_the_names_of_the_metrics(server: Server) -> None:
     """Of alerts and dashboard, against what a server says that has a topic, a queue and a router."""
     source, dest = unique(), unique()

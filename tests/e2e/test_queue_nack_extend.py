@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from .client import Client
@@ -63,7 +65,7 @@ def test_a_nack_does_not_deliver(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"delay_ms": 0}, {"delay_ms": None}], ids=["absent", "0", "null"])
-def test_without_a_delay(queue: Queue, fields: dict[str, object]) -> None:
+def test_without_a_delay(queue: Queue, fields: dict[str, Any]) -> None:
     queue.produce(1)
     queue.take()
     answer = queue.nack([1], **fields)
@@ -110,7 +112,7 @@ def test_delays_of_their_own(queue: Queue) -> None:
     queue.produce(*range(4))
     queue.take(4)
     queue.nack([1], delay_ms=60_000)
-    queue.nack([2, 3], delay_ms=200)
+    queue.nack([2, 3], delay_ms=2_000)
     queue.nack([4])
     assert seqs_of(queue.claim(1)) == [4]
     queue.wait_counters(2, 1, hidden=1)
@@ -121,7 +123,8 @@ def test_a_delayed_job_is_nobodys(queue: Queue) -> None:
     queue.produce(1)
     (job,) = queue.take()
     queue.nack([1], delay_ms=60_000)
-    for fields in ({}, {"lease_ids": [job["lease_id"]]}):
+    named: list[dict[str, Any]] = [{}, {"lease_ids": [job["lease_id"]]}]
+    for fields in named:
         assert queue.ack([1], **fields)["skipped"] == [1]
         assert queue.nack([1], **fields)["skipped"] == [1]
         assert queue.extend([1], **fields)["skipped"] == [1]

@@ -244,7 +244,7 @@ def test_a_time_to_live_ends_jobs_in_every_state(api: Client) -> None:
     queue.nack([3], delay_ms=60_000)
     queue.assert_counters(4, 1, hidden=1)
     queue.configure(ttl_ms=1)
-    eventually(lambda: queue.state()["count"] == 0, within_s=5)
+    eventually(lambda: queue.state()["count"] == 0)
     assert queue.claim(10, node="new")["count"] == 0
     queue.wait_counters(0, 0)
     _assert_nobodys(queue, [1, 2, 3])
@@ -256,7 +256,7 @@ def test_a_time_to_live_ends_jobs_in_every_state(api: Client) -> None:
 def test_jobs_expire_before_they_are_claimed(api: Client) -> None:
     queue = make_queue(api, ttl_ms=150)
     queue.produce(1, 2)
-    eventually(lambda: queue.counters() == (0, 0, 0), within_s=5)
+    eventually(lambda: queue.counters() == (0, 0, 0))
     assert queue.claim(10)["count"] == 0
 
 
@@ -365,8 +365,8 @@ def test_under_its_workers(queue: Queue) -> None:
 
     queue.produce(*[0] * 10)
     with workers(queue, 4) as (owner, one, other, watcher):
-        seen = together(
-            [lambda: remake(owner) or 0, lambda: work(one, "a"), lambda: work(other, "b"), lambda: look(watcher) or 0]
+        _, *seen, _ = together(
+            [lambda: remake(owner), lambda: work(one, "a"), lambda: work(other, "b"), lambda: look(watcher)]
         )
     assert sum(seen) > 0
     rest = queue.claim(1_000, node="last")["claimed"]
@@ -437,7 +437,7 @@ def test_a_client_that_is_gone_leaves_its_job_leased(api1: Client, connect: Call
 def test_a_router_into_a_queue_is_a_producer(api: Client, queue: Queue, topic: str, guarantee: str) -> None:
     route(api, topic, queue.name, guarantee=guarantee)
     api.append_records(topic, [{"data": n, "tag": f"t{n}", "node": "n", "meta": {"n": n}} for n in range(5)])
-    eventually(lambda: queue.counters().ready == 5, within_s=15)
+    eventually(lambda: queue.counters().ready == 5)
     jobs = queue.take(5)
     assert [(job["data"], job["$tag"], job["$node"], job["meta"]["n"]) for job in jobs] == [
         (n, f"t{n}", "n", n) for n in range(5)
@@ -463,7 +463,7 @@ def test_from_queue_to_queue(api: Client, queue: Queue) -> None:
     other = make_queue(api)
     route(api, queue.name, other.name)
     queue.produce("a", "b")
-    eventually(lambda: other.counters().ready == 2, within_s=15)
+    eventually(lambda: other.counters().ready == 2)
     queue.ack(seqs_of(queue.take(2)))
     jobs = other.take(2, node="x")
     assert (data_of(jobs), [job["deliveries"] for job in jobs]) == (["a", "b"], [1, 1])

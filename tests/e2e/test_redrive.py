@@ -23,8 +23,8 @@ from topics.cli.journal import Append, Journal
 from topics.cli.redrive import Redrive, Tally
 from topics.cli.tagglob import TagGlob
 from topics.client.address import parse_url
-from topics.client.client import Acked, Client, Receipt
-from topics.client.queue import Jobs
+from topics.client.client import Client, Receipt
+from topics.client.queue import Acked, Jobs
 
 from .client import Client as RawClient
 from .client import unique
@@ -217,6 +217,7 @@ KINDS = ["log", "tagged", "queue"]
 # --- it dies once, anywhere --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_again_at_once(make: Make, kind: str) -> None:
     for scene in died(make, kind):
@@ -224,6 +225,7 @@ def test_run_again_at_once(make: Make, kind: str) -> None:
         scene.assert_done()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_again_by_somebody_without_the_journal(make: Make, kind: str) -> None:
     """The target remembers the keys."""
@@ -233,6 +235,7 @@ def test_run_again_by_somebody_without_the_journal(make: Make, kind: str) -> Non
         scene.assert_done()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_again_when_the_keys_are_forgotten(make: Make, kind: str) -> None:
     """The journal knows, but for one append that has no answer; and that is asked and not guessed."""
@@ -474,6 +477,7 @@ def test_removed_by_somebody_else_meanwhile(make: Make) -> None:
     scene.assert_done()
 
 
+@pytest.mark.full
 def test_a_lease_that_is_lost_comes_again(start_server: Callable[..., Server], tmp_path: Path) -> None:
     """The gateway dies while dead letters are leased: acks are skipped, and they are removed when they come again."""
     server = start_server()

@@ -339,6 +339,7 @@ def collect(server: Server, ids: list[str], stop: Callable[[], bool]) -> None:
                 client.close()
 
 
+@pytest.mark.full
 def test_no_two_gateways_and_no_two_lives_use_the_same(start_server: Callable[..., Server]) -> None:
     server = start_server(TOPICS_GATEWAYS=2, TOPICS_WAL_SHARDS=1)
     kept: list[list[str]] = [[] for _ in range(4)]
@@ -544,9 +545,10 @@ def followed(server: Server, id: str, *processes: str) -> None:
         found = {line["process"] for line in lines}
         return f"gateway-{id.partition('.')[0]}" in found and found >= set(processes)
 
-    eventually(there, within_s=10, every_s=0.1, what=f"{id} in the logs of a gateway and {processes}")
+    eventually(there, every_s=0.1, what=f"{id} in the logs of a gateway and {processes}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lane", LANES)
 def test_a_request_can_be_followed_to_its_shard(talkative: Server, lane: Lane) -> None:
     with talkative.client(lane) as api:
@@ -593,7 +595,7 @@ def test_a_named_request_can_be_followed_too(talkative: Server, lane: Lane) -> N
         def found() -> list[str]:
             return [line["id"] for line in lines_of(talkative, request_id=mine)]
 
-        (ours,) = eventually(found, within_s=10, every_s=0.1, what="the line with both names")
+        (ours,) = eventually(found, every_s=0.1, what="the line with both names")
         assert OURS.fullmatch(ours)
         followed(talkative, ours, "shard-1")
 
@@ -615,7 +617,7 @@ def test_appends_that_travel_together_can_be_followed(talkative: Server) -> None
             taken |= {f"{life}.{first + at:x}" for at in range(int(line.get("requests", 1)))}
         return ids - taken
 
-    eventually(lambda: not missing(), within_s=10, every_s=0.1, what="all of them in the log of their shard")
+    eventually(lambda: not missing(), every_s=0.1, what="all of them in the log of their shard")
 
 
 def test_what_a_log_shows_of_a_request_is_what_it_was(talkative: Server) -> None:
@@ -626,5 +628,5 @@ def test_what_a_log_shows_of_a_request_is_what_it_was(talkative: Server) -> None
         id = answer.headers[NAME]
         line = eventually(
             lambda id=id: having(lines_of(talkative), id=id, event="request"), within_s=10, every_s=0.1, what=id
-        )[0]  # type: ignore[misc]
+        )[0]
         assert (line["method"], line["path"], line["status"]) == ("GET", path, "404")

@@ -160,7 +160,13 @@ def test_routers_and_topics_have_names_of_their_own(api: Client, a: str, b: str)
 
 # --- what is refused ---------------------------------------------------------------------------------
 
-BAD = [
+
+def rule_with(name: str, value: object) -> dict[str, object]:
+    return {"source": "{a}", "dest": "{b}", name: value}
+
+
+NO_FLAGS: tuple[object, ...] = ("true", 1, None, [])
+BAD: list[tuple[dict[str, object], str]] = [
     ({"dest": "{b}"}, "no source"),
     ({"source": "{a}"}, "no dest"),
     ({}, "nothing"),
@@ -174,7 +180,7 @@ BAD = [
     ({"source": 1, "dest": "{b}"}, "number"),
     ({"source": ["{a}"], "dest": "{b}"}, "array"),
     *(
-        ({"source": "{a}", "dest": "{b}", "filter": bad}, f"filter {bad!r}")
+        (rule_with("filter", bad), f"filter {bad!r}")
         for bad in (
             [],
             ["tag"],
@@ -196,12 +202,12 @@ BAD = [
         )
     ),
     *(
-        ({"source": "{a}", "dest": "{b}", name: bad}, f"{name} {bad!r}")
+        (rule_with(name, bad), f"{name} {bad!r}")
         for name in ("preserve_node", "preserve_tag", "create_dest", "allow_cycle")
-        for bad in ("true", 1, None, [])
+        for bad in NO_FLAGS
     ),
     *(
-        ({"source": "{a}", "dest": "{b}", "guarantee": bad}, f"guarantee {bad!r}")
+        (rule_with("guarantee", bad), f"guarantee {bad!r}")
         for bad in ("at_most_once", "", "EXACTLY_ONCE", None, 1, True)
     ),
 ]

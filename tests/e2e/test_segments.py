@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def _segments(server: Server) -> set[Path]:
     return set(server.data_dir.glob("topics/*/*.idx"))
 
 
-def _read_all(api: Client, topic: str, **fields: object) -> list[Answer]:
+def _read_all(api: Client, topic: str, **fields: Any) -> list[Answer]:
     answers = [api.diff(topic, **fields)]
     while not answers[-1]["caught_up"]:
         answers.append(api.diff(topic, answers[-1]["next_from_seq"], **fields))
@@ -56,7 +57,7 @@ def sealed_topics(small_server: Server, small_clients: dict[str, Client]) -> Ite
                     for n in range(start, start + 5)
                 ]
                 client.append_records(topic, records)
-        eventually(lambda before=before: len(_segments(small_server) - before) >= TOPICS, what="segments")  # type: ignore[misc]
+        eventually(lambda before=before: len(_segments(small_server) - before) >= TOPICS, what="segments")
     return iter(topics)
 
 
@@ -117,13 +118,13 @@ def test_a_cap_evicts_from_files(small1: Client, sealed: str) -> None:
 def test_an_emptied_topic_gives_its_files_back(small_server: Server, small1: Client, sealed: str) -> None:
     files = _segments(small_server)
     small1.delete(sealed, before_seq=COUNT + 1)
-    eventually(lambda: len(_segments(small_server)) <= len(files) - SEGMENTS, within_s=6, what="fewer files")
+    eventually(lambda: len(_segments(small_server)) <= len(files) - SEGMENTS, what="fewer files")
     assert small1.append(sealed, "next")["seqs"] == [COUNT + 1]
 
 
 def test_a_deleted_topic_gives_its_files_back(small_server: Server, small1: Client, sealed: str) -> None:
     files = _segments(small_server)
     small1.drop(sealed)
-    eventually(lambda: len(_segments(small_server)) <= len(files) - SEGMENTS, within_s=6, what="fewer files")
+    eventually(lambda: len(_segments(small_server)) <= len(files) - SEGMENTS, what="fewer files")
     small1.append(sealed, "again")
     assert small1.diff(sealed).data == ["again"]

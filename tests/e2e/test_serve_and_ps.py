@@ -7,12 +7,13 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .server import Server, eventually, run_topics
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 Start = Callable[..., Server]
 
@@ -61,6 +62,7 @@ def test_the_server_says_where_it_is(server: Server) -> None:
     eventually(lambda: line in server.output(), what=line)
 
 
+@pytest.mark.gate
 def test_ps_as_json(server: Server) -> None:
     done = run_topics("ps", "--json", TOPICS_DATA_DIR=server.data_dir)
     assert done.returncode == 0, done.stderr
@@ -78,6 +80,7 @@ def test_ps_as_json(server: Server) -> None:
         assert line["rss_bytes"] > 5_000_000
 
 
+@pytest.mark.gate
 def test_ps_as_a_table(server: Server) -> None:
     done = run_topics("ps", "--data-dir", str(server.data_dir), COLUMNS=200)
     assert done.returncode == 0, done.stderr
@@ -95,6 +98,7 @@ def test_a_second_server_on_the_folder_is_refused(server: Server) -> None:
         assert client.get("/v0/ready").status == 200
 
 
+@pytest.mark.gate
 def test_a_port_in_use_is_refused(server: Server, tmp_path: Path) -> None:
     done = run_topics("serve", "--port", str(server.port), TOPICS_DATA_DIR=tmp_path / "data")
     assert done.returncode == 2
@@ -133,8 +137,9 @@ REFUSED: dict[str, tuple[dict[str, object], list[str]]] = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("environ", "words"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals_say_what_and_why(tmp_path: Path, environ: dict[str, object], words: list[str]) -> None:
+def test_refusals_say_what_and_why(tmp_path: Path, environ: dict[str, Any], words: list[str]) -> None:
     folder = tmp_path / "data"
     done = run_topics("serve", **{"TOPICS_DATA_DIR": folder, "TOPICS_PORT": 0, **environ})
     assert done.returncode == 2

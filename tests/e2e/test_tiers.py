@@ -19,7 +19,7 @@ from .queues import Queue, seqs_of
 from .server import Server, eventually, run_topics
 from .sse import Watching
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 SEGMENT = 50
 RECORDS = 600
@@ -69,7 +69,7 @@ def cold_files(server: Server, topic_id: int | None = None) -> list[Path]:
 
 
 def id_of(server: Server, topic: str) -> int:
-    return topic_in(server, topic).id
+    return int(topic_in(server, topic).id)
 
 
 def topic_in(server: Server, name: str) -> Any:
@@ -108,6 +108,7 @@ def everything(api: Client, topic: str) -> list[int]:
 ALL = list(range(1, RECORDS + 1))
 
 
+@pytest.mark.gate
 def test_reads_deletes_and_what_is_left(server: Server) -> None:
     topic = unique("cold-")
     topic_id = fill(server, topic)

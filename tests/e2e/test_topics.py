@@ -147,10 +147,11 @@ def test_unknown_config_fields_are_ignored(api: Client, topic: str) -> None:
     assert answer["config"] == DEFAULTS | {"ttl_ms": 5}
 
 
-REFUSED = [
+NO_NUMBERS: tuple[object, ...] = (1.5, "5", True, [], {}, None)
+REFUSED: list[tuple[str, object]] = [
     *((field, value) for field in ("ttl_ms", "cap_records", "cap_bytes", "max_deliveries") for value in (-1, 2**64)),
     *((field, -1) for field in ("idempotency_window_ms", "lease_ms", "claim_jitter_ms")),
-    *((field, value) for field in ("ttl_ms", "cap_records", "lease_ms") for value in (1.5, "5", True, [], {}, None)),
+    *((field, value) for field in ("ttl_ms", "cap_records", "lease_ms") for value in NO_NUMBERS),
     *((field, value) for field in ("durable", "auto_priority", "auto_create", "dedupe_node") for value in (1, "true")),
     ("leases_durable", 0),
     ("type", "stack"),

@@ -14,7 +14,7 @@ import pytest
 
 from .client import Client
 from .server import Server
-from .sse import WID, Watching, create, encode_cursor
+from .sse import WID, Topics, Watching, create, encode_cursor
 from .wire import Wire, request
 
 pytestmark = pytest.mark.e2e
@@ -295,7 +295,7 @@ def test_a_cursor_overrides_from_seq_and_tail(api: Client, topic: str) -> None:
     names = [f"{topic}.{n}" for n in range(4)]
     for name in names:
         api.append(name, 1, 2, 3)
-    topics = {names[0]: {"from_seq": 3}, names[1]: {"tail": True}, names[2]: {}, names[3]: {"from_seq": 2}}
+    topics: Topics = {names[0]: {"from_seq": 3}, names[1]: {"tail": True}, names[2]: {}, names[3]: {"from_seq": 2}}
     answer = create(api, topics, cursor=encode_cursor(dict(zip(names[:3], (1, 2, 3), strict=True))))
     assert [answer["topics"][name]["from_seq"] for name in names] == [1, 2, 3, 2]
 

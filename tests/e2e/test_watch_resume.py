@@ -17,7 +17,7 @@ from .sse import Ended, EventStream, Watching, create, encode_cursor
 
 pytestmark = pytest.mark.e2e
 
-TTL_MS = 700
+TTL_MS = 2_000
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_second_stream_takes_over(watching: Watching, api: Client, topic: str)
     first = watching.open(session).wait_caught_up(topic)
     second = watching.open(session)
     assert second.events(1) == [("caught-up", topic, 2)]
-    assert [frame.event for frame in first.rest(within_s=5) if frame.event != "error"] == []
+    assert [frame.event for frame in first.rest() if frame.event != "error"] == []
     api.append(topic, 3)
     assert second.events(1) == [("record", topic, [3])]
 
@@ -222,7 +222,7 @@ def test_the_one_that_was_taken_over_no_longer_moves_the_place(watching: Watchin
     first = watching.open(session).wait_caught_up(topic)
     second = watching.open(session, encode_cursor({topic: 0}))
     assert second.events(2) == [("record", topic, [1, 2]), ("caught-up", topic, 2)]
-    first.rest(within_s=5)
+    first.rest()
     second.close()
     api.append(topic, 3)
     assert watching.open(session).events(2) == [("record", topic, [3]), ("caught-up", topic, 3)]
@@ -287,6 +287,7 @@ def test_opened_many_times_at_once_one_is_left(server: Server, watching: Watchin
 # --- sessions are forgotten --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lane", ["http1", "http2"])
 def test_an_idle_session_is_forgotten(forgetful: Server, topic: str, lane: Any) -> None:
     with Watching(forgetful, lane) as watching:
@@ -296,10 +297,11 @@ def test_an_idle_session_is_forgotten(forgetful: Server, topic: str, lane: Any) 
         started = time.monotonic()
         _when_there_is_room(watching, topic)
         _when_there_is_room(watching, topic)  # a third place comes only when one was forgotten
-        assert time.monotonic() - started > TTL_MS / 1_000 - 0.2
+        assert time.monotonic() - started > TTL_MS / 2_000
         assert watching.attempt(session).answer().refusal == (404, "not_found")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lane", ["http2"])
 def test_an_open_stream_keeps_its_session(forgetful: Server, topic: str, lane: Any) -> None:
     """However long; and its end gives it a whole TTL again."""
@@ -332,7 +334,7 @@ def _when_there_is_room(watching: Watching, topic: str) -> Any:
         assert (answer.detail["limit"], answer.detail["max"]) == ("max_watch_sessions", 2)
         return None
 
-    return eventually(ask, within_s=5, what="room for a session")
+    return eventually(ask, what="room for a session")
 
 
 def test_the_number_of_topics_follows_its_variable(forgetful: Server, topic: str) -> None:
@@ -341,7 +343,7 @@ def test_the_number_of_topics_follows_its_variable(forgetful: Server, topic: str
         for name in names:
             client.append(name, 1)
         assert create(client, names).refusal == (400, "invalid_request")
-        assert eventually(lambda: create(client, names[:2]).status == 200, within_s=5)
+        assert eventually(lambda: create(client, names[:2]).status == 200)
 
 
 # --- the id as the only state ------------------------------------------------------------------------
@@ -394,7 +396,8 @@ def test_reconnects_at_random_lose_and_repeat_nothing(watching: Watching, api: C
     while any(len(numbers) < WRITTEN for numbers in processed.values()):
         assert time.monotonic() < deadline, {topic: len(numbers) for topic, numbers in processed.items()}
         if how == "new session":
-            session = watching.create(topics, limit=limit, **({} if last_id is None else {"cursor": last_id}))
+            resumed: dict[str, Any] = {} if last_id is None else {"cursor": last_id}
+            session = watching.create(topics, limit=limit, **resumed)
             stream = watching.open(session)
         else:
             stream = watching.open(session, last_id)

@@ -19,7 +19,7 @@ from .queues import Queue, make_queue, seqs_of, together, workers
 from .server import Server, eventually
 from .working import HOUR_MS, Working, WorkStream, claim_within
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 WINDOW_MS = 100
 EVEN = 0.15
@@ -55,7 +55,7 @@ def queue(both: list[Working]) -> Queue:
     return both[0].queue(claim_jitter_ms=WINDOW_MS)
 
 
-def received(streams: Sequence[WorkStream], count: int, *, within_s: float = 10) -> list[int]:
+def received(streams: Sequence[WorkStream], count: int, *, within_s: float = 30) -> list[int]:
     """What each of them has got when there are so many in all."""
 
     def enough() -> bool:
@@ -71,6 +71,7 @@ def received(streams: Sequence[WorkStream], count: int, *, within_s: float = 10)
 # --- one pass ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_what_waits_is_divided_evenly(both: list[Working], queue: Queue) -> None:
     """Ten streams for ten jobs each, fifty jobs: five for each."""
     streams = [both[n % 2].open(queue, f"w{n}", max=10) for n in range(10)]
@@ -105,8 +106,9 @@ def test_a_full_stream_takes_no_share(both: list[Working], queue: Queue) -> None
     assert full.stays_silent(0.1)
 
 
-def test_streams_and_claims_are_one_cohort(both: list[Working], queue: Queue) -> None:
+def test_streams_and_claims_are_one_cohort(both: list[Working]) -> None:
     """All of them wait when the jobs come, so one pass serves them all."""
+    queue = both[0].queue(claim_jitter_ms=1_000)  # long enough for all to come, on a busy machine too
     streams = [both[n % 2].open(queue, f"s{n}", max=8) for n in range(4)]
     with workers(queue, 5) as pollers:
         producer = pollers.pop()
@@ -120,7 +122,7 @@ def test_streams_and_claims_are_one_cohort(both: list[Working], queue: Queue) ->
             return 0
 
         calls: list[Callable[[], int]] = [
-            *(lambda n=n: poll(pollers[n], f"p{n}") for n in range(4)),  # type: ignore[misc]
+            *(lambda n=n: poll(pollers[n], f"p{n}") for n in range(4)),
             produce,
         ]
         polled = together(calls)[:-1]
@@ -135,19 +137,21 @@ def test_a_stream_that_closes_in_the_window_takes_nothing_with_it(both: list[Wor
     queue.produce(*range(20))
     for stream in leaving:
         stream.reset()
-    assert len(claim_within(queue, 20, within_s=5)) == 20
+    assert len(claim_within(queue, 20)) == 20
 
 
-def test_one_stream_alone_waits_no_longer_than_the_window(both: list[Working], queue: Queue) -> None:
+def test_one_stream_alone_waits_no_longer_than_the_window(both: list[Working]) -> None:
+    window_ms = 500
+    queue = both[0].queue(claim_jitter_ms=window_ms)
     stream = both[0].open(queue)
     spent = []
-    for seq in range(1, 6):
+    for seq in range(1, 4):
         started = time.monotonic()
         queue.produce(seq)
         assert stream.seqs(1) == [seq]
         spent.append(time.monotonic() - started)
         both[0].ack(stream)
-    assert sorted(spent)[2] < WINDOW_MS / 1_000 + 0.15
+    assert sorted(spent)[1] < 2 * window_ms / 1_000
 
 
 # --- over time ---------------------------------------------------------------------------------------
@@ -232,6 +236,7 @@ class Fleet:
             thread.join(30)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("streams", "pollers"), [(6, 0), (3, 3), (1, 5)])
 def test_equal_workers_get_even_shares(wide: Server, streams: int, pollers: int) -> None:
     """More jobs than one pass can give away, and fewer."""

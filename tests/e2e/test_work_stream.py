@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -298,7 +299,8 @@ def test_max_is_clamped(working: Working, queue: Queue) -> None:
 def test_lease_ms(working: Working, asked: int | None, effective: int) -> None:
     """Its own, or the queue's; within its bounds."""
     queue = working.queue(lease_ms=5_000_000)
-    stream = working.open(queue, **({} if asked is None else {"lease_ms": asked}))
+    query: dict[str, Any] = {} if asked is None else {"lease_ms": asked}
+    stream = working.open(queue, **query)
     before = now_ms()
     queue.produce(1)
     job = stream.job()
@@ -353,26 +355,30 @@ def test_every_class_of_queue(working: Working, durability: str, leases_durable:
 
 def test_a_job_is_pushed_when_it_is_produced(working: Working, queue: Queue) -> None:
     stream = working.open(queue, max=100)
-    spent = []
+    producing, spent = [], []
     for seq in range(1, 31):
+        began = time.monotonic()
         queue.produce(seq)
         started = time.monotonic()
         assert stream.seqs(1) == [seq]
+        producing.append(started - began)
         spent.append(time.monotonic() - started)
-    assert sorted(spent)[15] < 0.05  # nobody polls
+    assert median(spent) < max(0.05, 5 * median(producing))  # nobody polls
 
 
 def test_a_job_is_replaced_when_it_is_acked(working: Working, queue: Queue) -> None:
     queue.produce(*range(40))
     stream = working.open(queue)
     stream.take(1)
-    spent = []
+    acking, spent = [], []
     for seq in range(2, 32):
-        started = time.monotonic()
+        began = time.monotonic()
         working.ack(stream)
+        started = time.monotonic()
         assert stream.seqs(1) == [seq]
+        acking.append(started - began)
         spent.append(time.monotonic() - started)
-    assert sorted(spent)[15] < 0.1
+    assert median(spent) < max(0.05, 5 * median(acking))
 
 
 def test_large_jobs(working: Working, queue: Queue) -> None:
@@ -427,7 +433,7 @@ def test_an_id_from_before_says_nothing(working: Working, queue: Queue) -> None:
         stream = working.get(path_of(queue, max=2), ("Last-Event-ID", last_id), queue=queue.name)
         assert stream.seqs(2) == [1, 2]
         stream.close()
-        queue.wait_counters(2, 0, within_s=1)
+        queue.wait_counters(2, 0)
 
 
 def test_a_worker_gets_what_it_has_produced_itself(working: Working, queue: Queue) -> None:
@@ -455,11 +461,11 @@ def test_a_change_of_the_queue_counts_for_the_next_job(working: Working, queue: 
         before = now_ms()
         queue.produce(lease_ms)
         assert before + lease_ms <= stream.job()["deadline"] <= now_ms() + lease_ms
-    queue.configure(claim_jitter_ms=300)
+    queue.configure(claim_jitter_ms=1_000)
     started = time.monotonic()
     queue.produce("gathered")
     assert stream.job()["data"] == "gathered"
-    assert time.monotonic() - started >= 0.25
+    assert time.monotonic() - started >= 0.95
     queue.configure()
     spent = []
     for number in range(5):
@@ -467,7 +473,7 @@ def test_a_change_of_the_queue_counts_for_the_next_job(working: Working, queue: 
         queue.produce(number)
         assert stream.job()["data"] == number
         spent.append(time.monotonic() - started)
-    assert sorted(spent)[2] < 0.2
+    assert median(spent) < 0.95
 
 
 def test_watching_and_reading_a_queue_disturb_nobody(server: Server, working: Working, queue: Queue) -> None:
@@ -590,15 +596,14 @@ def test_a_delayed_nack_makes_room_and_comes_when_it_is_due(working: Working, qu
     stream = working.open(queue)
     stream.take(1)
     before = time.monotonic()
-    working.nack(stream, delay_ms=700)
+    working.nack(stream, delay_ms=2_000)
     assert stream.seqs(1) == [2]
-    assert time.monotonic() - before < 0.7
     queue.assert_counters(0, 1, hidden=1)
     working.ack(stream)
-    again = stream.job(5)
+    again = stream.job()
     spent = time.monotonic() - before
     assert (again["$seq"], again["deliveries"]) == (1, 2)
-    assert 0.69 <= spent < 2.5
+    assert 1.99 <= spent < 20
 
 
 def test_what_is_due_while_the_stream_is_full_comes_with_the_next_room(working: Working, queue: Queue) -> None:
@@ -615,11 +620,11 @@ def test_what_is_due_while_the_stream_is_full_comes_with_the_next_room(working: 
 def test_an_expired_job_comes_back(working: Working, queue: Queue) -> None:
     """Nobody has to ask for it."""
     queue.produce("a", "b")
-    stream = working.open(queue, lease_ms=400)
+    stream = working.open(queue, lease_ms=2_000)
     first = stream.job()
-    again = stream.job(5)
+    again = stream.job()
     assert (again["$seq"], again["deliveries"]) == (1, 2)
-    assert again["deadline"] - first["deadline"] >= 400
+    assert again["deadline"] - first["deadline"] >= 2_000
     assert queue.ack([1], lease_ids=[first["lease_id"]])["skipped"] == [1]
     stream.forget(1)
     assert queue.ack([1], lease_ids=[again["lease_id"]])["acked"] == 1
@@ -632,11 +637,11 @@ def test_looking_does_not_keep_anything_back(server: Server, working: Working, q
     with looking(server, queue) as seen:
         stream = working.open(queue, lease_ms=100)
         for deliveries in range(1, 11):
-            assert stream.job(3)["deliveries"] == deliveries
+            assert stream.job()["deliveries"] == deliveries
         for deliveries in range(11, 21):
             stream.forget()
             queue.nack([1], delay_ms=50)
-            assert stream.job(3)["deliveries"] >= deliveries
+            assert stream.job()["deliveries"] >= deliveries
     assert {counters[:2] for counters in seen} <= {(0, 0), (0, 1), (1, 0)}
 
 
@@ -645,19 +650,19 @@ def test_an_expired_job_makes_room_even_if_another_takes_it(working: Working, qu
     slow = working.open(queue, "slow", lease_ms=300)
     slow.take(1)
     quick = working.open(queue, "quick")
-    assert quick.job(10)["deliveries"] >= 2  # each time it expires it may be anybody's
+    assert quick.job()["deliveries"] >= 2  # each time it expires it may be anybody's
     queue.produce(2)
-    while slow.job(10)["$seq"] != 2:
+    while slow.job()["$seq"] != 2:
         pass
 
 
 def test_an_extended_job_stays(working: Working, queue: Queue) -> None:
     queue.produce("a", "b")
-    stream = working.open(queue, lease_ms=400)
+    stream = working.open(queue, lease_ms=2_000)
     job = stream.job()
     deadline = queue.extend([1], lease_ms=HOUR_MS)["deadlines"]["1"]
     job["deadline"] = deadline
-    assert stream.stays_silent(0.8)
+    assert stream.stays_silent(2.2)
     queue.assert_counters(1, 1)
     assert queue.ack([1], lease_ids=[job["lease_id"]])["acked"] == 1
     stream.forget()
@@ -687,14 +692,16 @@ def test_an_evicted_job_makes_room(working: Working) -> None:
 
 
 def test_a_job_whose_time_is_over_makes_room(working: Working) -> None:
-    queue = working.queue(ttl_ms=700)
+    queue = working.queue()
     queue.produce("old")
     stream = working.open(queue)
     stream.take(1)
     stream.forget()
+    queue.configure(lease_ms=HOUR_MS, ttl_ms=1)
     eventually(lambda: queue.state()["count"] == 0)
+    queue.configure(lease_ms=HOUR_MS)
     queue.produce("new")
-    assert stream.job(5)["data"] == "new"
+    assert stream.job()["data"] == "new"
 
 
 def test_jobs_deleted_before_they_are_delivered_never_come(working: Working, queue: Queue) -> None:
@@ -744,7 +751,7 @@ def test_a_job_that_fails_too_often_goes_to_the_dead_letters(working: Working, h
     dead = unique("dead")
     queue = working.queue(max_deliveries=2, dead_letter=dead)
     queue.produce_records([{"data": "poison", "tag": "t", "node": "n", "meta": {"m": 1}}])
-    query = {"lease_ms": 200} if how == "expired" else {}
+    query: dict[str, Any] = {"lease_ms": 200} if how == "expired" else {}
     stream = working.open(queue, **query)
     for deliveries in (1, 2):
         job = stream.job(5)
@@ -789,7 +796,7 @@ def test_poison_does_not_hold_up_the_rest(working: Working) -> None:
     queue = working.queue(max_deliveries=3, dead_letter=dead)
     queue.produce(*range(1, 31))
     stream = working.open(queue, max=4)
-    acked = []
+    acked: list[int] = []
     while len(acked) < 20:
         job = stream.job()
         if job["data"] % 3 == 0:
@@ -826,7 +833,7 @@ def test_two_streams_of_one_node(working: Working, queue: Queue) -> None:
     assert two.stays_silent(0.1)
     queue.assert_counters(4, 5)
     one.close()
-    queue.wait_counters(4 + 3, 2, within_s=1)
+    queue.wait_counters(4 + 3, 2)
     working.ack(two)  # what the other one of its name gave back comes here, but no more than fits
     assert two.seqs(2) == sorted([*first[1:], 8])[:2]
     queue.wait_counters(5, 2)
@@ -858,7 +865,7 @@ def test_two_streams_on_one_http2_connection(server: Server) -> None:
         first, second = (working.open(queue, max=2, on=Http2Source(wire, owns=False)) for _ in range(2))
         assert (first.seqs(2), second.seqs(2)) == ([1, 2], [3, 4])
         first.close()  # the stream, not the connection
-        queue.wait_counters(4, 2, within_s=1)
+        queue.wait_counters(4, 2)
         working.ack(second)
         assert second.seqs(2) == [1, 2]
         assert {job["deliveries"] for job in second.jobs[2:]} == {2}
@@ -870,7 +877,7 @@ def test_a_poll_of_the_same_node_is_its_own(working: Working, queue: Queue) -> N
     stream = working.open(queue, max=2)
     assert stream.seqs(2) == [3, 4]
     stream.close()
-    queue.wait_counters(4, 2, within_s=1)
+    queue.wait_counters(4, 2)
     assert queue.ack(seqs_of(polled), lease_ids=leases_of(polled))["acked"] == 2
     assert seqs_of(queue.take(2, node="other")) == [3, 4]
 
@@ -882,10 +889,10 @@ def test_a_lease_that_moved_on_is_not_the_streams_any_more(working: Working, que
     assert stream.seqs(1) == [1]
     working.nack(stream, delay_ms=100)
     assert stream.seqs(1) == [2]
-    (polled,) = claim_within(queue, 1, node="w", within_s=5)
+    (polled,) = claim_within(queue, 1, node="w")
     assert polled["$seq"] == 1
     stream.close()
-    queue.wait_counters(1, 1, within_s=1)
+    queue.wait_counters(1, 1)
     assert seqs_of(queue.take(1, node="other")) == [2]
     assert queue.ack([1], lease_ids=leases_of([polled]))["acked"] == 1
 
@@ -920,7 +927,7 @@ def test_what_was_given_back_is_not_the_nodes_any_more(working: Working, queue: 
     stream = working.open(queue)
     job = stream.job()
     stream.close()
-    queue.wait_counters(1, 0, within_s=1)
+    queue.wait_counters(1, 0)
     assert queue.ack([1])["skipped"] == [1]
     assert queue.ack([1], lease_ids=leases_of([job]))["skipped"] == [1]
     assert queue.extend([1])["skipped"] == [1]
@@ -933,7 +940,7 @@ def test_another_stream_gets_it_at_once(working: Working, queue: Queue) -> None:
     assert first.seqs(4) == [1, 2, 3, 4]
     assert second.stays_silent(0.1)
     first.reset()
-    assert second.seqs(4, within_s=1) == [1, 2, 3, 4]
+    assert second.seqs(4) == [1, 2, 3, 4]
     assert {job["deliveries"] for job in second.jobs} == {2}
 
 
@@ -963,8 +970,8 @@ def test_a_deleted_queue_ends_its_streams(working: Working, queue: Queue) -> Non
     holding, waiting = working.open(queue, max=2), working.open(queue)
     holding.take(2)
     working.client.drop(queue.name)
-    assert holding.last_word(within_s=5) == 404
-    assert waiting.last_word(within_s=5) == 404
+    assert holding.last_word() == 404
+    assert waiting.last_word() == 404
     assert working.attempt(queue).answer().refusal == (404, "topic_not_found")
 
 
@@ -975,7 +982,7 @@ def test_a_queue_that_comes_again_as_a_log(working: Working, queue: Queue) -> No
     working.client.drop(queue.name)
     working.client.put(queue.name)
     working.client.append(queue.name, "a record")
-    assert stream.last_word(within_s=5) in (404, 409)
+    assert stream.last_word() in (404, 409)
     assert working.attempt(queue).answer().refusal == (409, "not_a_queue")
 
 
@@ -987,7 +994,7 @@ def test_a_queue_that_comes_again_as_a_queue(working: Working, queue: Queue) -> 
     working.client.drop(queue.name)
     queue.configure(lease_ms=HOUR_MS)
     queue.produce("new")
-    assert stream.last_word(within_s=5) == 404
+    assert stream.last_word() == 404
     assert data_of(stream.jobs) == ["old"]
     queue.wait_counters(1, 0)
     again = working.open(queue)
@@ -999,7 +1006,7 @@ def test_other_queues_go_on(working: Working, queue: Queue) -> None:
     other = working.queue()
     gone, kept = working.open(queue), working.open(other)
     working.client.drop(queue.name)
-    assert gone.last_word(within_s=5) == 404
+    assert gone.last_word() == 404
     other.produce(1)
     assert kept.seqs(1) == [1]
 
@@ -1046,10 +1053,10 @@ def test_streams_are_counted_with_those_that_watch(tight: Server, lane: Any) -> 
         for stream in streams:
             stream.take(1)
         streams[0].close()
-        streams[0] = eventually(lambda: _opened(working, queue), within_s=5)
+        streams[0] = eventually(lambda: _opened(working, queue))
         assert _opened(working, queue) is None
         watched.close()
-        streams.append(eventually(lambda: _opened(working, queue), within_s=5))
+        streams.append(eventually(lambda: _opened(working, queue)))
         assert watching.attempt(unopened).status == 429
         working.client.drop(queue.name)
         for stream in streams:
@@ -1081,6 +1088,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory, "roomy", TOPICS_GATEWAYS=2, TOPICS_MAX_SSE_CONNECTIONS=STORM)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jitter_ms", [0, 30])
 def test_storms_of_clients_leave_nothing_behind(roomy: Server, jitter_ms: int) -> None:
     """Clients that come and go, some of them before they could be answered, while jobs are there for all."""
@@ -1098,22 +1106,22 @@ def test_storms_of_clients_leave_nothing_behind(roomy: Server, jitter_ms: int) -
                         source.wire.open("GET", path_of(queue, max=7), end=True)
                     source.reset()
                     continue
-                stream = eventually(lambda working=working: _roomy(working, queue))  # type: ignore[misc]
+                stream = eventually(lambda working=working: _roomy(working, queue))
                 if at % 3 == 0 and storm:
                     stream.frame(5)
                 if at % 2 == storm % 2:
                     stream.close()
                 else:
                     stream.reset()
-            queue.wait_counters(200, 0, within_s=5)
+            queue.wait_counters(200, 0)
         assert len(claim_within(queue, 200)) == 200
-        streams = [eventually(lambda: _roomy(one, queue), within_s=5) for _ in range(STORM)]
+        streams = [eventually(lambda: _roomy(one, queue)) for _ in range(STORM)]
         assert one.attempt(queue).status == 429
         queue.produce(*range(STORM))
         for stream in streams:
             stream.take(1)
             stream.close()
-        queue.wait_counters(STORM, 200, within_s=5)
+        queue.wait_counters(STORM, 200)
 
 
 def _roomy(working: Working, queue: Queue) -> WorkStream | None:
@@ -1131,8 +1139,8 @@ def test_clients_that_go_leave_no_connections(server: Server, working: Working, 
             stream.close()
         else:
             stream.reset()
-    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=8, what="the connections' end")
-    queue.wait_counters(5, 0, within_s=1)
+    eventually(lambda: server.sockets_of("gateway-0") <= sockets, what="the connections' end")
+    queue.wait_counters(5, 0)
 
 
 @pytest.mark.parametrize("lane", ["http1"])
@@ -1151,6 +1159,7 @@ def test_what_a_client_sends_behind_its_request_is_not_answered(working: Working
 # --- heartbeats --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_heartbeats_come_when_nothing_else_does(server: Server) -> None:
     """All at once, because fifteen seconds are long: those that wait, one that is full, and one that is busy."""
     with Working(server, "http1") as one, Working(server, "http2") as two:
@@ -1170,9 +1179,9 @@ def test_heartbeats_come_when_nothing_else_does(server: Server) -> None:
         for stream in (*idle, full):
             comments = [frame for frame in stream.frames if frame.comment is not None]
             assert len(comments) == 1  # the one at the beginning
-            comments.append(stream.frame(5))
+            comments.append(stream.frame())
             first, second = (int((frame.comment or "hb 0").removeprefix("hb ")) for frame in comments)
-            assert 14_000 <= second - first < 17_000
+            assert 14_000 <= second - first < 25_000
         assert [frame.comment for frame in busy.frames if frame.comment is not None] == [busy.frames[0].comment]
         assert len(busy.jobs) == jobs
         full_queue.assert_counters(1, 1)
@@ -1190,6 +1199,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory, "impatient", **environ)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reads_again", [True, False])
 def test_a_client_that_stops_reading_loses_its_jobs(impatient: Server, lane: Any, reads_again: bool) -> None:
     """Nobody else notices anything but that there is more to do."""
@@ -1209,13 +1219,15 @@ def test_a_client_that_stops_reading_loses_its_jobs(impatient: Server, lane: Any
         eventually(is_stuck)
         other = working.queue()
         brisk = working.open(other, "brisk")
+        spent = []
         for seq in range(1, 11):
             started = time.monotonic()
             other.produce(seq)
             assert brisk.seqs(1) == [seq]
             working.ack(brisk)
-            assert time.monotonic() - started < 1
-        jobs = claim_within(queue, 800, within_s=PATIENCE_MS / 1_000 + 8)
+            spent.append(time.monotonic() - started)
+        assert median(spent) < 1
+        jobs = claim_within(queue, 800)
         assert time.monotonic() - before > PATIENCE_MS / 1_000 * 0.8
         assert sorted(seqs_of(jobs)) == list(range(1, 801))
         if reads_again:
@@ -1254,6 +1266,7 @@ def test_jobs_larger_than_the_backlog(impatient: Server, lane: Any) -> None:
         queue.assert_counters(0, 6)
 
 
+@pytest.mark.full
 def test_those_who_read_nothing_cost_little(impatient: Server) -> None:
     """A stream holds back what does not fit, whatever its max; the jobs of those that leave are there for others."""
     with Working(impatient) as working:
@@ -1265,10 +1278,10 @@ def test_those_who_read_nothing_cost_little(impatient: Server) -> None:
         for queue in queues:
             working.open(queue, max=1_000, receive_buffer=SMALL_BUFFER)
         for queue in queues:
-            eventually(lambda queue=queue: queue.counters().in_flight > 0)  # type: ignore[misc]
+            eventually(lambda queue=queue: queue.counters().in_flight > 0)
         assert _rss_bytes(impatient) - before < 24_000_000  # of 48 MB
         for queue in queues:
-            queue.wait_counters(800, 0, within_s=PATIENCE_MS / 1_000 + 8)
+            queue.wait_counters(800, 0)
 
 
 def _rss_bytes(server: Server) -> int:

@@ -188,7 +188,7 @@ def test_an_empty_topic_can_be_subscribed(ws: Socket, api1: Client, topic: str) 
 
 def frames_of(ws: Socket, topic: str, count: int) -> list[Frame]:
     """The record frames that bring so many records, each where the one before ended."""
-    frames = []
+    frames: list[Frame] = []
     while sum(len(frame["records"]) for frame in frames) < count:
         frame = ws.receive()
         assert frame.topic == topic
@@ -712,7 +712,7 @@ def test_refusals_among_publishes_in_flight_name_their_request(ws: Socket, api1:
     replies = {reply.request_id: reply for reply in ws.replies(300)}
     assert sorted(replies) == list(range(300))  # type: ignore[type-var]
     good = [number for number in range(300) if number % 3]
-    assert [number for number, reply in sorted(replies.items()) if reply.op == "ack"] == good  # type: ignore[type-var]
+    assert [number for number, reply in sorted(replies.items()) if reply.op == "ack"] == good
     assert {replies[number].error for number in range(0, 300, 6)} == {"topic_not_found"}
     assert {replies[number].error for number in range(3, 300, 6)} == {"invalid_request"}
     assert api1.diff(topic, limit=1_000).data == good

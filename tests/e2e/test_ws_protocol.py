@@ -171,7 +171,12 @@ def test_http_1_0_has_no_upgrade(plain: RawSocket) -> None:
 
 
 def test_a_refused_handshake_leaves_the_server_as_it_was(open_raw: Open) -> None:
-    for changes in ({"Sec-WebSocket-Key": "x"}, {"Sec-WebSocket-Version": "8"}, {"Origin": "http://elsewhere"}):
+    refused: list[dict[str, str | None]] = [
+        {"Sec-WebSocket-Key": "x"},
+        {"Sec-WebSocket-Version": "8"},
+        {"Origin": "http://elsewhere"},
+    ]
+    for changes in refused:
         for _ in range(10):
             open_raw(upgraded=False).ask(handshake(changes))
     open_raw().ping()
@@ -329,7 +334,7 @@ def test_ping_is_answered_with_its_payload(raw: RawSocket, payload: bytes) -> No
 def test_many_pings_in_one_packet(raw: RawSocket) -> None:
     """An answer to the last one is enough, but there is none to anything else."""
     raw.send(b"".join(frame(PING, b"%d" % number) for number in range(500)))
-    answered = []
+    answered: list[int] = []
     while not answered or answered[-1] != 499:
         pong = raw.take()
         assert pong.opcode == PONG
@@ -579,7 +584,8 @@ def test_every_malformed_body_is_an_error_here_too(raw: RawSocket, api1: Client,
 
 
 def test_an_error_names_the_request_if_it_can(raw: RawSocket) -> None:
-    for number, fields in enumerate(({"op": "sing"}, {}, {"op": 5}, {"op": "subscribe", "topic": 5})):
+    commands: list[dict[str, object]] = [{"op": "sing"}, {}, {"op": 5}, {"op": "subscribe", "topic": 5}]
+    for number, fields in enumerate(commands):
         raw.send_text(json.dumps({"request_id": number, **fields}))
         refused = raw.receive()
         assert refused.error == "invalid_request"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 from types import TracebackType
+from typing import Self
 
 from .client import Answer
 
-TIMEOUT_S = 12.0
+TIMEOUT_S = 30.0
 
 
 def request(
@@ -50,7 +51,7 @@ class Wire:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

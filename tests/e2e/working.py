@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
 from .client import Answer, Client, Lane
@@ -29,7 +29,7 @@ OPTIONAL = {"$tag", "$node", "meta"}
 HEARTBEAT = re.compile(r"hb \d{13}")
 
 
-def claim_within(queue: Queue, count: int, *, node: str = "other", within_s: float = 1.0) -> list[Job]:
+def claim_within(queue: Queue, count: int, *, node: str = "other", within_s: float = WITHIN_S) -> list[Job]:
     """So many jobs by polling, which have to become claimable in that time, whatever their leases say."""
     got: list[Job] = []
 
@@ -202,7 +202,7 @@ class Working:
         self.client = Client(server.port, lane)
         self._sources: list[Source] = []
 
-    def __enter__(self) -> Working:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -336,7 +336,7 @@ _OTHER_NAMES = (
     b'"\\u0000"',
     b'"' + b"n" * 5_000 + b'"',
 )
-_WHOLE = (
+_WHOLE: tuple[bytes, ...] = (
     b"",
     b"null",
     b"[]",

@@ -114,7 +114,19 @@ def draft(dice: Random, wid: str, *, keyed: bool = True) -> Draft:
 
 # --- what may be wrong -------------------------------------------------------------------------------
 
-_METHODS = (b"get", b"GETT", b"OPTIONS", b"TRACE", b"CONNECT", b"PATCH", b"PRI", b"HEAD", b"", b"X" * 40, b"P\0ST")
+_METHODS: tuple[bytes, ...] = (
+    b"get",
+    b"GETT",
+    b"OPTIONS",
+    b"TRACE",
+    b"CONNECT",
+    b"PATCH",
+    b"PRI",
+    b"HEAD",
+    b"",
+    b"X" * 40,
+    b"P\0ST",
+)
 _METHODS += (
     b"POST",
     b"PUT",
@@ -127,9 +139,19 @@ _METHODS += (
     b"SOURCE",
     b"\x16\x03\x01",
 )
-_VERSIONS = (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"HTTP/9.9", b"http/1.1", b"HTTP/1.1 ", b"", b"HTTP/")
+_VERSIONS: tuple[bytes, ...] = (
+    b"HTTP/1.0",
+    b"HTTP/2.0",
+    b"HTTP/0.9",
+    b"HTTP/1.2",
+    b"HTTP/9.9",
+    b"http/1.1",
+    b"HTTP/1.1 ",
+    b"",
+    b"HTTP/",
+)
 _VERSIONS += (b"HTTP/11", b"HTTP/1.10", b"HTTP/1,1", b"ICE/1.0", b"RTSP/1.0", b"HTTP/1.1\tx", b"HTTP/-1.1")
-_LENGTHS = (
+_LENGTHS: tuple[bytes, ...] = (
     b"-1",
     b"+5",
     b"0x5",

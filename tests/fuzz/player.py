@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from figures import FUZZED
+
 WIDTH = 120  # connections at the same time
 DEADLINE_S = 12.0  # for a case, from its first byte: more than all the patience of the server together
 
@@ -35,6 +37,7 @@ class Case:
     pause_s: float = 0.0  # between pieces
     # Looks at what has come; a stream that is open is left, and with these last words.
     farewell: Callable[[bytes], bytes | None] = lambda received: None
+    inputs: int = 1  # hostile requests in it
 
     @property
     def sent(self) -> bytes:
@@ -92,6 +95,8 @@ class Player:
             poll.close()
             for visit in visits.values():
                 visit.sock.close()
+        hostile = [outcome.case for outcome in outcomes if outcome.case.number >= 0]  # honest ones are below 0
+        FUZZED.add(sum(case.inputs for case in hostile))
         outcomes.sort(key=lambda outcome: outcome.case.number)
         return outcomes
 

@@ -54,7 +54,7 @@ SETTINGS: dict[str, object] = {
 }
 
 # For families whose clients keep their connections: a busy machine must not make them look slow.
-PATIENT: dict[str, object] = {
+PATIENT: dict[str, Any] = {
     "TOPICS_HEAD_TIMEOUT_MS": 20_000,
     "TOPICS_BODY_TIMEOUT_MS": 20_000,
     "TOPICS_IDLE_TIMEOUT_MS": 20_000,
@@ -81,7 +81,7 @@ def _is_log_line(line: bytes) -> bool:
     """In either form; nothing that a client sends may look like one or break one."""
     if not line.startswith(b"{"):
         return _LOG_LINE.match(line) is not None
-    return json.loads(line).keys() >= _LOG_FIELDS
+    return bool(json.loads(line).keys() >= _LOG_FIELDS)
 
 
 def memory_of(pid: int) -> int:
@@ -304,7 +304,7 @@ class Scene:
         for topic in ("log", "jobs"):
             assert self.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": text}]}).status == 200
         for copy in ("copy", "once"):
-            eventually(lambda copy=copy: text in self._last_of(copy), every_s=0.1, what=f"a copy in {copy}")  # type: ignore[misc]
+            eventually(lambda copy=copy: text in self._last_of(copy), every_s=0.1, what=f"a copy in {copy}")
 
         def claimed() -> bool:
             answer = self.ask("POST", "/v0/topics/jobs/claim", {"node": "honest", "max": 100, "lease_ms": 60_000})

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from e2e.h2wire import H2Wire
 from e2e.wire import Wire, request
+from figures import FUZZED
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def judge(outcome: Outcome, asked: Asked) -> None:
 
 def ask_by_http2(stage: Scene, number: int, asked: Asked) -> None:
     """The same through the other lane, one stream each on one connection."""
+    FUZZED.add(len(asked))
     with H2Wire(stage.server.port) as wire:
         streams = [wire.ask(method, target, body) for method, target, body in asked]
         for stream, (method, target, body) in zip(streams, asked, strict=True):
@@ -66,9 +68,10 @@ def ask_by_http2(stage: Scene, number: int, asked: Asked) -> None:
                 stage.findings.add(Case(number, f"by HTTP/2: {method} {target[:300]}", [body or b""]), error)
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(time_limit_s())
 def test_hostile_bodies(tmp_path: Path) -> None:
-    talkative = {"TOPICS_LOG": "debug", "TOPICS_LOG_FORMAT": "json"}
+    talkative: dict[str, Any] = {"TOPICS_LOG": "debug", "TOPICS_LOG_FORMAT": "json"}
     with scene(tmp_path, FAMILY, **PATIENT, **talkative) as stage:
         # A read of a log that somebody has emptied may wait for 30 s, if it was told to.
         stage.player = Player(stage.server.port, deadline_s=45.0)
@@ -79,7 +82,7 @@ def test_hostile_bodies(tmp_path: Path) -> None:
             by_http2 = list(batch)[:SOME_BY_HTTP2]
             rest = list(batch)[SOME_BY_HTTP2:]
             groups = {rest[at]: [asked[n] for n in rest[at : at + TOGETHER]] for at in range(0, len(rest), TOGETHER)}
-            cases = [Case(number, "bodies", [to_bytes(group)]) for number, group in groups.items()]
+            cases = [Case(number, "bodies", [to_bytes(group)], inputs=len(group)) for number, group in groups.items()]
 
             def judge_group(outcome: Outcome, groups: dict[int, Asked] = groups) -> None:
                 judge(outcome, groups[outcome.case.number])
@@ -137,6 +140,7 @@ def test_any_value_in_any_field(tmp_path: Path) -> None:
         )
         @given(asked=_requests())
         def ask(asked: tuple[str, str, bytes | None]) -> None:
+            FUZZED.add()
             wire = connection[0]
             try:
                 wire.send(request(*asked))
@@ -177,6 +181,7 @@ def test_any_data_comes_back_as_it_was(tmp_path: Path) -> None:
             escaped=st.booleans(),
         )
         def keep(values: list[Any], spaces: str, escaped: bool) -> None:
+            FUZZED.add()
             separators = (f"{spaces},{spaces}", f"{spaces}:{spaces}")
             texts = [json.dumps(value, ensure_ascii=escaped, separators=separators).encode() for value in values]
             topic = f"data-{next(numbers) % 50}"

@@ -21,6 +21,7 @@ def _bytes_of(family: str, number: int) -> bytes:
             return repr(bodies.hostile_request(lot)).encode()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("family", ["http1", "http2", "websocket", "bodies"])
 def test_a_case_is_the_same_bytes_again(family: str) -> None:
     first = [_bytes_of(family, number) for number in range(200)]
@@ -28,5 +29,6 @@ def test_a_case_is_the_same_bytes_again(family: str) -> None:
     assert len(set(first)) > 100, "cases differ from each other"
 
 
+@pytest.mark.gate
 def test_the_usual_run_has_ten_thousand_cases() -> None:
     assert sum(DEFAULT_CASES * share // 100 for share in SHARES.values()) >= 10_000

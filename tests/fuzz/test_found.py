@@ -48,6 +48,7 @@ def _behind_a_stream(stage: Scene, opening: bytes, behind: bytes, until: bytes) 
     return received
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["watch", "work"])
 def test_an_event_stream_holds_events_only(stage: Scene, kind: str) -> None:
     stage.furnish()
@@ -60,6 +61,7 @@ def test_an_event_stream_holds_events_only(stage: Scene, kind: str) -> None:
     check_events(events)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["plain", "other"])
 def test_an_answer_before_an_event_stream_lets_nothing_in_behind_it(stage: Scene, kind: str) -> None:
     before = {
@@ -78,6 +80,7 @@ def test_an_answer_before_an_event_stream_lets_nothing_in_behind_it(stage: Scene
         assert events.startswith(b"retry: 2000\n\n")
 
 
+@pytest.mark.gate
 def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
     text = b'{"op":"ping",\r\n\r\n"request_id":"early"}'  # to a reader of heads this would be one
     behind = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text + close_frame(1000)
@@ -114,6 +117,7 @@ def _answer_to(stage: Scene, fields: list[tuple[bytes, bytes]]) -> H2Talk:
     return read_h2(outcome.received, clean=False)  # raises for a 500, and for an answer without an id
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("field", "value"), ODD_HEADS, ids=[f"{name.decode()}={value[:20]!r}" for name, value in ODD_HEADS]
 )
@@ -122,12 +126,14 @@ def test_no_head_is_a_fault_of_the_server(stage: Scene, field: bytes, value: byt
     assert talk.replies or talk.resets or talk.goaway is not None
 
 
+@pytest.mark.gate
 def test_a_refused_head_has_an_id_too(stage: Scene) -> None:
     talk = _answer_to(stage, [*GOOD.items(), *((b"x-%d" % number, b"v") for number in range(101))])
     assert talk.replies[1].status == 431
     assert talk.replies[1].code == "header_too_large"
 
 
+@pytest.mark.gate
 def test_a_stream_that_is_cancelled_takes_nothing_of_the_others(stage: Scene) -> None:
     """Whenever the cancel comes: before, during or after the answer. Too many of them would be abuse: few for each
     connection, many connections."""
@@ -163,6 +169,7 @@ def _ask_at_once(wire: H2Wire, count: int) -> list[int]:
 # --- memory ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(180)
 def test_a_stream_that_is_closed_leaves_nothing_behind(tmp_path: Path) -> None:
     """Thousands of sockets, one after the other, and the gateway is as large as after the first thousand of them."""

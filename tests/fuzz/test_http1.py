@@ -33,6 +33,7 @@ def judge(outcome: Outcome) -> None:
         read_socket(rest)
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(time_limit_s())
 def test_mutated_requests(tmp_path: Path) -> None:
     with scene(tmp_path, FAMILY, keys=True) as stage:

@@ -37,6 +37,7 @@ def judge_commands(outcome: Outcome, said: Commands) -> None:
         raise Wrong(f"not answered: {sorted(missing)}, closed with {talk.close_code}")
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(time_limit_s())
 def test_mutated_frames_and_commands(tmp_path: Path) -> None:
     with scene(tmp_path, FAMILY) as stage:

@@ -92,10 +92,10 @@ def check_reply(reply: Reply, *, bodiless: bool = False) -> None:
         if "error" in reply.json or "performance" not in reply.json:
             raise Wrong(f"{status} is not shaped like a success: {body[:500]!r}")
         return
-    error = reply.json.get("error")
-    if set(reply.json) != {"error"} or not isinstance(error, dict) or STATUS.get(error.get("code")) != status:
+    told = reply.json.get("error")
+    if set(reply.json) != {"error"} or not isinstance(told, dict) or STATUS.get(str(told.get("code"))) != status:
         raise Wrong(f"{status} without its envelope: {body[:500]!r}")
-    if not isinstance(error.get("message"), str) or not error["message"]:
+    if not isinstance(told.get("message"), str) or not told["message"]:
         raise Wrong(f"{status} without a message: {body[:500]!r}")
     if status == 429 and not reply.headers.get("retry-after", "").isdigit():
         raise Wrong("429 without Retry-After")

@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 import msgspec
 from crash_server import Answer, Client, NoAnswer, Server
+from figures import ACKNOWLEDGED, CHECKED, LOST
 
 from topics.storage.format import RECORD_OVERHEAD
 
@@ -209,6 +210,7 @@ class TopicLedger:
         with self._lock:
             batch.fate = Fate.ACKED
             batch.first_seq = first_seq
+            ACKNOWLEDGED.add(len(batch.records))
             for index in range(len(batch.records)):
                 self._claim(first_seq + index, batch.number, index)
             self.highest_acked = max(self.highest_acked, first_seq + len(batch.records) - 1)
@@ -285,6 +287,8 @@ class TopicLedger:
             expected = dict(sorted(expected.items())[-self.cap_records :])
         missing = sorted(expected.keys() - shown.keys())
         surplus = sorted(shown.keys() - expected.keys())
+        CHECKED.add(len(expected))
+        LOST.add(len(missing))
         assert not missing, (
             f"{self.name} ({self.durability}): {len(missing)} records missing, first seqs {missing[:5]} "
             f"(batches {[self._owner[seq] for seq in missing[:5]]}); head {reading.head_seq}, "
@@ -338,6 +342,7 @@ class TopicLedger:
             batch = self.batches[number]
             sent = batch.records[index]
             shown = Record(data, record.tag, bytes(record.meta) or None, record.node)
+            LOST.add(shown != sent)
             assert shown == sent, f"{self.name}: seq {record.seq} was changed: {shown} instead of {sent}"
             assert batch.fate is not Fate.REFUSED, f"{self.name}: batch {number} was refused, and is here"
             assert batch.fate is not Fate.LOST, f"{self.name}: batch {number} was gone after a crash, and is here again"

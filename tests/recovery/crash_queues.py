@@ -31,6 +31,7 @@ import msgspec
 from crash_routers import PAUSE_S, World
 from crash_routers import _Actor as Actor
 from crash_server import Answer, Client, NoAnswer, Server, children_of, eventually, gone
+from figures import ACKNOWLEDGED, CHECKED, KILLS, LOST
 
 from topics.shm.counters import State
 
@@ -137,6 +138,7 @@ class Ledger:
             return list(range(self._next - count, self._next))
 
     def acknowledged(self, numbers: Sequence[int], first_seq: int) -> None:
+        ACKNOWLEDGED.add(len(numbers))
         with self._lock:
             for at, number in enumerate(numbers):
                 self.produced[number] = first_seq + at
@@ -283,6 +285,8 @@ class Ledger:
             maybe = any(delivery.ack_lost for delivery in self.deliveries.get(seq, ()))
             if not (acked or maybe or number in left or number in dead):
                 lost.append((number, [str(each) for each in self.deliveries.get(seq, ())]))
+        CHECKED.add(len(self.produced))
+        LOST.add(len(lost))
         assert not lost, f"{self.queue}: {len(lost)} of {len(self.produced)} jobs are nowhere: {lost[:5]}"
         assert left | dead <= self.produced.keys(), "jobs that nobody was told of"
 
@@ -604,7 +608,7 @@ class Stream:
             found.extend(self.jobs())
             return len(found) >= count
 
-        eventually(enough, within_s=15, what=f"{count} jobs on a stream")
+        eventually(enough, what=f"{count} jobs on a stream")
         assert len(found) == count, found
         return found
 
@@ -716,7 +720,7 @@ class Fleet:
             drainer = Drainer(self.world, ledger, "drainer", seed=self._seed())
             try:
                 eventually(
-                    lambda ledger=ledger, drainer=drainer: (  # type: ignore[misc]
+                    lambda ledger=ledger, drainer=drainer: (
                         drainer.error or counters(self.world, ledger.queue)["count"] == 0
                     ),
                     within_s=within_s,
@@ -777,6 +781,7 @@ class Auditor(Actor):
         if ledger.dead_letter is not None:
             found.update(self._numbers(client, ledger.dead_letter))
         missing = [number for number, seq in known.items() if number not in found and seq not in ledger.ack_sent]
+        LOST.add(len(missing))  # looked for again and again: check_fates counts how many are owed
         assert not missing, f"{ledger.queue}: neither there nor in {ledger.dead_letter}: {missing[:10]}"
         self.audits += 1
         time.sleep(PAUSE_S)
@@ -807,7 +812,7 @@ def kill_processes(world: World, names: Sequence[str]) -> None:
         server.signal_child(name)
     for name in names:
         eventually(
-            lambda name=name: server.restarts(name) > before[name] and server.state(name) is State.READY,  # type: ignore[misc]
+            lambda name=name: server.restarts(name) > before[name] and server.state(name) is State.READY,
             what=f"{name} back",
         )
     server.wait_ready()
@@ -817,8 +822,9 @@ def end_supervisor(server: Server) -> None:
     """kill -9 of the supervisor alone; its children have to follow."""
     children = children_of(server.pid)
     server.popen.kill()
+    KILLS.add()
     server.popen.wait()
-    eventually(lambda: all(map(gone, children)), within_s=5, what="the children gone")
+    eventually(lambda: all(map(gone, children)), what="the children gone")
 
 
 def numbers_in(world: World, topic: str) -> list[int]:

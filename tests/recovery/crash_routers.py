@@ -11,14 +11,17 @@ All of them find the server through a World, which knows the life that goes on n
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from crash_server import DEADLINE_S, Answer, Client, NoAnswer, Server, eventually
 from e2e.sse import Ended, EventStream, Watching
+from figures import ACKNOWLEDGED, CHECKED, LOST
 
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
@@ -135,7 +138,14 @@ class World:
             eventually(there, within_s=within_s)
         except AssertionError:
             found = self.data(topic)
+        reckon(found, expected)
         assert found == list(expected), _difference(topic, found, list(expected))
+
+
+def reckon(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Count what was looked for, and what of it is missing."""
+    CHECKED.add(len(expected))
+    LOST.add((Counter(map(json.dumps, expected)) - Counter(map(json.dumps, found))).total())
 
 
 def _difference(topic: str, found: list[Any], expected: list[Any]) -> str:
@@ -213,6 +223,7 @@ class Writer(_Actor):
         answer = client.append(self.topic, *data, idempotency_key=f"{self.label}.{self._batches}")
         if answer.ok:
             self.sent += self._count
+            ACKNOWLEDGED.add(self._count)
             self._count = 0
             time.sleep(self._pace_s)
         else:
@@ -274,6 +285,7 @@ class Reader(_Actor):
         """Each record once, in the order of the source, and no gap."""
         eventually(lambda: len(self.got) >= len(expected) or self.error, what=f"a reader of {self.topic} at its end")
         self.finish()
+        reckon(self.got, expected)
         assert self.got == expected, _difference(f"a reader of {self.topic}", self.got, expected)
         assert self.tombstones == []
 
@@ -308,5 +320,6 @@ class Watcher(threading.Thread):
         if self.error is not None:
             raise self.error
         found = self.stream.data(self.topic)
+        reckon(found, expected)
         assert found == expected, _difference(f"a watcher of {self.topic}", found, expected)
         assert self.stream.of("tombstone") == []

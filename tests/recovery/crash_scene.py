@@ -38,7 +38,7 @@ class Scene:
         assert world.client.append(queue, *map(job, range(13))).ok
         self._claim("a", [1, 2, 3])
         self._claim("b", [4, 5])
-        self._claim("d", [6], lease_ms=400)
+        self._claim("d", [6], lease_ms=2_000)
         self._extend_until = self._say("extend", "d", [6], lease_ms=HELD)["deadlines"]["6"]
         self._claim("e", [7])
         self._say("nack", "e", [7])
@@ -49,11 +49,11 @@ class Scene:
         self._claim("g", [9])
         self._claim("x", [10])
         self._claim("c", [11], lease_ms=100)
-        eventually(lambda: counters(world, queue)["ready"] == 3, within_s=5, what="an expired lease")
+        eventually(lambda: counters(world, queue)["ready"] == 3, what="an expired lease")
         self._say("nack", "b", [4])
         self._say("nack", "b", [5], delay_ms=HELD)
-        self._delay_until = now_ms() + 1_000
-        self._say("nack", "g", [9], delay_ms=1_000)
+        self._delay_until = now_ms() + 2_000
+        self._say("nack", "g", [9], delay_ms=2_000)
         # What the coordinator tells its shard stays in order: this is answered when all of the above is written.
         self._say("ack", "f", [8])
         self._before = counters(world, queue)
@@ -80,6 +80,7 @@ class Scene:
 
     def check(self) -> None:
         world, queue = self._world, self.queue
+        eventually(lambda: now_ms() > self._leases[6]["deadline"], what="the end of a lease that was extended")
         seen = counters(world, queue)
         if now_ms() >= self._delay_until and seen["ready"] == 5:
             seen["ready"] = 4
@@ -104,7 +105,7 @@ class Scene:
         self._say("nack", "a", [3])
         self._claim("other", [3], deliveries=2)
         self._say("ack", "other", [3, 4, 11, 12, 13])
-        eventually(self._comes_after_its_delay, within_s=10, what="the delayed job")
+        eventually(self._comes_after_its_delay, what="the delayed job")
         self._say("ack", "other", [9])
         assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 1, "count": 1}
         ((record,),) = [[each for each in world.read(self._dead) if "data" in each]]

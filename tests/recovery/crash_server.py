@@ -14,12 +14,16 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
+from topics.actors.rings import look_at_rings
 from topics.errors import TopicsError
 from topics.shm.counters import Board, State, Word
 
@@ -35,8 +39,11 @@ SMALL = {
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], *, within_s: float = DEADLINE_S, what: str = "") -> T:
-    """Poll until `look` gives something true; fail with its last answer."""
+def eventually(look: Callable[..., T | Literal[False] | None], *, within_s: float = DEADLINE_S, what: str = "") -> T:
+    """Poll until `look` gives something true; fail with its last answer.
+
+    In a loop it is a lambda that binds the loop's variable by a default: mypy takes that for `...` only.
+    """
     deadline = time.monotonic() + within_s
     while True:
         answer = look()
@@ -47,12 +54,14 @@ def eventually(look: Callable[[], T], *, within_s: float = DEADLINE_S, what: str
         time.sleep(0.01)
 
 
-def eventually_nudged(look: Callable[[], T], nudge: Callable[[], object], *, what: str = "") -> T:
+def eventually_nudged(
+    look: Callable[..., T | Literal[False] | None], nudge: Callable[[], object], *, what: str = ""
+) -> T:
     """Poll like eventually(); now and then give the server something to do, and then the quiet in which it moves
     payloads and writes snapshots."""
     nudged_at = 0.0
 
-    def look_or_nudge() -> T:
+    def look_or_nudge() -> T | Literal[False] | None:
         nonlocal nudged_at
         if time.monotonic() > nudged_at + 1.5:
             nudge()
@@ -107,14 +116,15 @@ class Answer(NamedTuple):
         if self.status < 500:
             return False
         error = self.body["error"]
-        return error.get("detail", {}).get("outcome") == "unknown" or error["code"] == "internal"
+        return bool(error.get("detail", {}).get("outcome") == "unknown" or error["code"] == "internal")
 
 
 class Client:
-    """One keep-alive connection; after NoAnswer the next call opens a new one."""
+    """One keep-alive connection; after NoAnswer the next call opens a new one. It is closed with the client."""
 
     def __init__(self, port: int, *, timeout_s: float = 30.0) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        weakref.finalize(self, self._connection.close)
 
     def call(self, method: str, path: str, body: Any = None) -> Answer:
         payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -162,6 +172,9 @@ class Server:
         self._port_file.unlink(missing_ok=True)
         self._log_path = beside / f"{data_dir.name}.log"
         self._log_from = self._log_path.stat().st_size if self._log_path.exists() else 0
+        self._dies_at_a_point = "TOPICS_KILL_POINT" in (env or {})
+        self._killed_shards = 0  # by us, so not at a point
+        RECOVERIES.add((data_dir / "topics.json").exists())
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         settings = {
             "TOPICS_DATA_DIR": str(data_dir),
@@ -229,6 +242,11 @@ class Server:
     def restarts(self, name: str) -> int:
         return self.board.row(name)[Word.RESTARTS]
 
+    def sent(self, writer: str, reader: str) -> int:
+        """The bytes that one process has put into its ring to another, taken or not."""
+        rings = look_at_rings(self.board)
+        return next(ring.written for ring in rings if (ring.writer, ring.reader) == (writer, reader))
+
     def deaths(self) -> int:
         """How often shards of this life have died so far."""
         rows = [row for row in self.board.rows() if row.name.startswith("shard-")]
@@ -273,6 +291,9 @@ class Server:
     def signal_child(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = self.pid_of(name)
         os.kill(pid, number)
+        KILLS.add(number == signal.SIGKILL)
+        STOPS.add(number == signal.SIGSTOP)
+        self._killed_shards += number == signal.SIGKILL and name.startswith("shard-")
         return pid
 
     def kill(self) -> None:
@@ -283,6 +304,7 @@ class Server:
                 continue
             try:
                 os.kill(pid, signal.SIGKILL)
+                KILLS.add()
             except ProcessLookupError:
                 pass
         self.popen.wait()
@@ -302,6 +324,8 @@ class Server:
 
     def _forget(self) -> None:
         if self._board is not None:
+            if self._dies_at_a_point:
+                CRASH_POINTS.add(max(self.deaths() - self._killed_shards, 0))
             self._board.close()
             self._board = None
 

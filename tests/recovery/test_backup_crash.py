@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
+from figures import CRASH_POINTS
 
 from topics.actors.datadir import DataDir, LockInfo
 from topics.backup import create as creating
@@ -33,7 +34,7 @@ from topics.folder.verify import verify as verify_folder
 from topics.folder.view import Folder
 from topics.walshard import disk as shard_disk
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(1200 if EXHAUSTIVE else 120)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 
 SAMPLE = 14
 SOME_INFO = LockInfo(pid=1, started_ms=1, host="127.0.0.1", version="0")
@@ -66,7 +67,7 @@ def in_child(work: Callable[[], object], *, last: int | None) -> tuple[bool, int
             steps = Steps(last)
             for module in (backup_disk, shard_disk, restoring):
                 module.kill_point = steps  # type: ignore[attr-defined]
-            creating._THREADS = restoring._THREADS = 2  # type: ignore[misc]
+            creating._THREADS = restoring._THREADS = 2
             work()
             os.write(writer, str(steps.count).encode())
             code = FINISHED
@@ -80,6 +81,7 @@ def in_child(work: Callable[[], object], *, last: int | None) -> tuple[bool, int
     status = os.waitpid(pid, 0)[1]
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
+        CRASH_POINTS.add()
         return False, 0
     assert os.WEXITSTATUS(status) == FINISHED, "it failed; the output above says why"
     return True, int(told)

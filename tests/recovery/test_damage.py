@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import figures
 import pytest
 from crash_folder import (
     another_boot,
@@ -33,7 +34,7 @@ from topics.storage.config import owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.paths import segment_name, topic_dir
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 120)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 
 Start = Callable[..., Server]
 
@@ -82,6 +83,7 @@ def cut_points(length: int) -> list[int]:
     return list(range(0, length)) if EXHAUSTIVE else [60]
 
 
+@pytest.mark.gate
 def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
     folder, oracle = tail
     _, offset, length = last_frame(folder)
@@ -94,6 +96,7 @@ def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_pa
             os.truncate(path, offset + cut)
             if zeros:  # the rest of the preallocated file, as a crash leaves it
                 os.truncate(path, size)
+            figures.DAMAGES.add()
             recovered = recover_here(mine)
             topic = recovered.topics["t"]
             assert (topic.head_seq, topic.count) == (owed, owed), f"cut to {cut} of {length} bytes"
@@ -102,6 +105,7 @@ def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_pa
             assert torn == (cut > 0), f"cut to {cut} of {length} bytes: {recovered.notes}"
 
 
+@pytest.mark.gate
 def test_a_tail_with_any_byte_wrong_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
     folder, oracle = tail
     _, offset, length = last_frame(folder)
@@ -109,9 +113,11 @@ def test_a_tail_with_any_byte_wrong_is_forgotten(tail: tuple[Path, Oracle], tmp_
     for at in range(length):
         mine = copy(folder, tmp_path / "wrong")
         flip(wal_files(mine)[0], offset + at)
+        figures.DAMAGES.add()
         assert recover_here(mine).topics["t"].head_seq == owed, f"byte {at}"
 
 
+@pytest.mark.gate
 def test_any_byte_wrong_before_good_frames_is_refused(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
     folder, _ = tail
     mine = copy(folder, tmp_path / "middle")
@@ -120,6 +126,7 @@ def test_any_byte_wrong_before_good_frames_is_refused(tail: tuple[Path, Oracle],
     before = path.read_bytes()
     for at in range(middle.length):
         flip(path, middle.offset + at)
+        figures.DAMAGES.add()
         with pytest.raises(CorruptData) as refusal:
             recover_here(mine)
         assert str(path) in str(refusal.value)
@@ -128,6 +135,7 @@ def test_any_byte_wrong_before_good_frames_is_refused(tail: tuple[Path, Oracle],
     assert path.read_bytes() == before, "a refusal must not change the file"
 
 
+@pytest.mark.gate
 def test_server_on_a_torn_tail_serves_and_goes_on(serve: Start, tail: tuple[Path, Oracle], tmp_path: Path) -> None:
     folder, oracle = tail
     topic = oracle.topics["t"]
@@ -135,6 +143,7 @@ def test_server_on_a_torn_tail_serves_and_goes_on(serve: Start, tail: tuple[Path
     for cut in cut_points(length):
         mine = copy(folder, tmp_path / "data")
         os.truncate(wal_files(mine)[0], offset + cut)
+        figures.DAMAGES.add()
         server = serve(shards=1, env=SMALL)
         client = server.client()
         topic.check(client)
@@ -167,6 +176,7 @@ def test_rubbish_behind_the_tail_is_cut(serve: Start, tail: tuple[Path, Oracle],
 # --- damage in the middle -----------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_one_damaged_shard_stays_down_and_the_others_serve(serve: Start, tmp_path: Path) -> None:
     server = serve(shards=2, env=SMALL)
     client = server.client()
@@ -330,6 +340,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     return folder, oracle
 
 
+@pytest.mark.gate
 def test_the_folder_itself_is_good(serve: Start, full: tuple[Path, Oracle], tmp_path: Path) -> None:
     copy(full[0], tmp_path / "data")
     full[1].check(serve(shards=1, env=SMALL))
@@ -487,10 +498,12 @@ def shard_folder_missing(folder: Path) -> Path:
     return shard_folder(folder, 0)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("what", DAMAGES)
 def test_damage_is_refused_and_nothing_is_touched(full: tuple[Path, Oracle], tmp_path: Path, what: str) -> None:
     mine = copy(full[0], tmp_path / "data")
     named = DAMAGES[what](mine)
+    figures.DAMAGES.add()
     before = contents(mine)
     with pytest.raises((CorruptData, FormatError)) as refusal:
         recover_here(mine)
@@ -506,6 +519,7 @@ def test_a_server_on_a_damaged_folder_says_so(
 ) -> None:
     mine = copy(full[0], tmp_path / "data")
     named = DAMAGES[what](mine)
+    figures.DAMAGES.add()
     before = contents(mine)
     server = serve(shards=1, env=SMALL, wait=False)
     settled = {State.FAILED, State.READY}

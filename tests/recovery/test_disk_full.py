@@ -86,6 +86,7 @@ def accepts(topic: TopicLedger, client: Client) -> bool:
     return topic.append(client, [("", None, None)]).fate is Fate.ACKED
 
 
+@pytest.mark.gate
 def test_writes_are_refused_and_resume_by_themselves(serve: Start, small_disk: Path) -> None:
     filler = Filler(small_disk)
     oracle = Oracle()
@@ -119,7 +120,7 @@ def test_writes_are_refused_and_resume_by_themselves(serve: Start, small_disk: P
 
     filler.free()
     for topic in topics:
-        eventually(lambda topic=topic: accepts(topic, client), within_s=15, what=f"{topic.name} writable again")
+        eventually(lambda topic=topic: accepts(topic, client), what=f"{topic.name} writable again")
     assert server.restarts("shard-0") == 0
     oracle.check(server, crashed=False)
     server.kill()
@@ -150,14 +151,14 @@ def test_ended_and_started_while_the_disk_is_full(serve: Start, small_disk: Path
     filler.take_the_rest()
     server = serve(shards=1, env=env, data_dir=small_disk / "data", wait=False)
     client = server.client()
-    eventually(lambda: client.get("fsync").ok, within_s=10, what=f"reads on a full disk\n{server.log()}")
+    eventually(lambda: client.get("fsync").ok, what=f"reads on a full disk\n{server.log()}")
     oracle.check(server)
     deleted = topics[0].delete(client, before_seq=3)
     assert deleted.ok, deleted.raw
     assert server.restarts("shard-0") == 0, server.log()
     filler.free()
     for topic in topics:
-        eventually(lambda topic=topic: accepts(topic, client), within_s=20, what=f"{topic.name} writable again")
+        eventually(lambda topic=topic: accepts(topic, client), what=f"{topic.name} writable again")
     server.kill()
     oracle.restarted()
     oracle.check(serve(shards=1, env=env, data_dir=small_disk / "data"))
@@ -183,7 +184,7 @@ def test_another_shard_count_on_a_full_disk_is_given_up(serve: Start, small_disk
     assert "no space to move the records" in moving.log()
     server = serve(shards=1, env=env, data_dir=small_disk / "data", wait=False)
     client = server.client()
-    eventually(lambda: client.get("a").ok, within_s=10, what=f"reads on a full disk\n{server.log()}")
+    eventually(lambda: client.get("a").ok, what=f"reads on a full disk\n{server.log()}")
     oracle.check(server)
     filler.free()
     server.kill()

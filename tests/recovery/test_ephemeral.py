@@ -177,11 +177,13 @@ stories.lives("kill", "kill")(classes_of_one_topic)
 stories.lives("stop", "kill")(classes_of_one_topic)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", stories.names)
 def test_story(name: str, tmp_path: Path) -> None:
     stories.tell(name, tmp_path)
 
 
+@pytest.mark.gate
 def test_a_kill_in_the_life_after_a_clean_stop_never_gives_a_seq_out_again(serve: Callable[..., Server]) -> None:
     """That life writes nothing to the log, so the clean snapshot looks like the last word. A server of its own: other
     topics' frames would tell."""

@@ -166,6 +166,7 @@ stories.lives("kill", "kill")(everything_deleted)
 stories.lives("stop", "kill")(everything_deleted)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", stories.names)
 def test_story(name: str, tmp_path: Path) -> None:
     stories.tell(name, tmp_path)
@@ -178,7 +179,7 @@ def pipelined(port: int, requests: list[tuple[str, Any]]) -> list[Any]:
         payload = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
         sent += head.encode() + b"Content-Type: application/json\r\n\r\n" + payload
-    answers = []
+    answers: list[Any] = []
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(sent)
         received = b""

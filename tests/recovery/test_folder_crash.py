@@ -16,7 +16,7 @@ from onlooker import Api, Stream, assert_same, check_leases, contents, live_reco
 
 from topics.folder.view import Folder
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 240)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 240)]
 
 Start = Callable[..., Server]
 ENV = {**SMALL, "TOPICS_SEGMENT_MAX_AGE_MS": "300", "TOPICS_MIN_FREE_BYTES": "0"}

@@ -13,7 +13,7 @@ from crash_server import EXHAUSTIVE, SMALL, Client, NoAnswer, Server, eventually
 
 from topics.shm.counters import State
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 180)]
 
 Start = Callable[..., Server]
 PADDING = "x" * 3_000
@@ -34,7 +34,7 @@ class Script:
 
     def run_until_a_death(self, *, steps: int) -> bool:
         """Whether a shard died. Between the walks there is quiet, in which maintenance does its part."""
-        for _ in range(4):
+        for _ in range(10):
             self.walk(steps)
             with contextlib.suppress(AssertionError):
                 eventually(self._server.deaths, within_s=3)
@@ -155,6 +155,7 @@ RECOVERING = ["sync:1", "rotated:1"]
 MORE_RECOVERING = ["write:1", "written:1", "sync:2", "synced:1", "synced:2"]
 
 
+@pytest.mark.gate
 def test_dying_while_recovering_at_every_boundary(serve: Start) -> None:
     """One after another on one folder, each time again and again until the supervisor is about to give up."""
     oracle = Oracle()

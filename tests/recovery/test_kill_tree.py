@@ -13,13 +13,15 @@ from crash_oracle import Oracle, TopicLedger
 from crash_server import EXHAUSTIVE, SMALL, NoAnswer, Server, eventually
 from crash_workload import HOUR_MS, Workload, create_topics
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(1200 if EXHAUSTIVE else 180)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 180)]
 
 
 @pytest.mark.parametrize(
     ("env", "rounds"),
-    [({}, 12 if EXHAUSTIVE else 2), (SMALL, 25 if EXHAUSTIVE else 3)],
-    ids=["defaults", "small-files"],
+    [
+        pytest.param({}, 12 if EXHAUSTIVE else 2, id="defaults"),
+        pytest.param(SMALL, 25 if EXHAUSTIVE else 3, id="small-files", marks=pytest.mark.gate),
+    ],
 )
 def test_everything_acknowledged_is_there_after_each_kill(
     serve: Callable[..., Server], seed: int, env: dict[str, str], rounds: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,7 @@ from crash_workload import Workload, create_topics
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(300 if EXHAUSTIVE else 120)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 
 Start = Callable[..., Server]
 
@@ -25,7 +24,7 @@ def name_on(shard: int, stem: str = "topic") -> str:
     return next(name for n in range(100) if owner_of_name(name := f"{stem}-{n}", 2) == shard)
 
 
-def in_background(call: Callable[[Client], Answer], server: Server) -> tuple[threading.Thread, list[Answer | NoAnswer]]:
+def in_background(call: Callable[..., Answer], server: Server) -> tuple[threading.Thread, list[Answer | NoAnswer]]:
     answers: list[Answer | NoAnswer] = []
 
     def run() -> None:
@@ -42,8 +41,10 @@ def in_background(call: Callable[[Client], Answer], server: Server) -> tuple[thr
     return thread, answers
 
 
+@pytest.mark.gate
 def test_a_shard_dies_with_requests_on_their_way(serve: Start) -> None:
-    server = serve(shards=2)
+    # Longer than the test waits: who is answered has been told of the death.
+    server = serve(shards=2, env={"TOPICS_CALL_TIMEOUT_MS": "120000", "TOPICS_HEARTBEAT_MS": "60000"})
     oracle = Oracle()
     client = server.client()
     mine, other = (oracle.create(client, name_on(shard), "fsync") for shard in (0, 1))
@@ -58,23 +59,24 @@ def test_a_shard_dies_with_requests_on_their_way(serve: Start) -> None:
         lambda c: c.get(mine.name),
         lambda c: c.delete(mine.name, before_seq=1),
     ]
-    waiting = [in_background(call, server) for call in calls]
+    waiting = []
+    for call in calls:
+        sent = server.sent("gateway-0", "shard-0")
+        waiting.append(in_background(call, server))
+        eventually(lambda sent=sent: server.sent("gateway-0", "shard-0") > sent, what="a request in the shard's ring")
     other.append_plain(client, 5)
-    time.sleep(0.3)  # for the five to be sent; there is nothing to see from outside
     assert not any(answers for _, answers in waiting)
     os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
     for thread, answers in waiting:
-        thread.join(10)
-        assert answers, "no answer within ten seconds of the shard's death"
+        thread.join(30)
+        assert answers, "no answer: the deadline is for shards that hang, a death is told at once"
         (answer,) = answers
         assert isinstance(answer, Answer), answer
         assert (answer.status, answer.code) == (503, "shard_unavailable")
         assert answer.outcome_unknown
         assert answer.retry_after
-    assert time.monotonic() < killed + 5, "the deadline is for shards that hang, a death is told at once"
     other.append_plain(client, 5)
-    eventually(lambda: client.get(mine.name).ok, within_s=10, what="the shard back")
+    eventually(lambda: client.get(mine.name).ok, what="the shard back")
     server.wait_ready()
     again = client.append(mine.name, "in flight", idempotency_key="flight").body
     assert again["first_seq"] == 6
@@ -104,7 +106,6 @@ def test_shards_die_under_load_again_and_again(serve: Start, seed: int) -> None:
         server.signal_child(name)
         eventually(
             lambda name=name, before=before: server.restarts(name) > before and server.state(name) is State.READY,
-            within_s=15,
             what=f"{name} back\n{server.log()}",
         )
     load.wait_done(150)
@@ -116,6 +117,7 @@ def test_shards_die_under_load_again_and_again(serve: Start, seed: int) -> None:
     oracle.check(serve(shards=2))
 
 
+@pytest.mark.gate
 def test_the_gateway_dies_and_connections_made_meanwhile_are_served(serve: Start) -> None:
     server = serve(shards=2)
     oracle = Oracle()
@@ -123,17 +125,19 @@ def test_the_gateway_dies_and_connections_made_meanwhile_are_served(serve: Start
     topic = oracle.create(client, "t", "fsync")
     topic.append_plain(client, 3)
     pid = server.pid_of("gateway-0")
+    shard = f"shard-{owner_of_name('t', 2)}"
+    sent = server.sent("gateway-0", shard)
     poll, polled = in_background(lambda c: c.diff("t", 3, wait_ms=20_000), server)
-    time.sleep(0.1)
+    eventually(lambda: server.sent("gateway-0", shard) > sent, what="a poll in the shard's ring")
     server.signal_child("gateway-0")
     # From the moment of its death on: every connection is accepted by the kernel and answered by the next gateway.
     callers = [in_background(lambda c, n=n: c.append("t", n), server) for n in range(20)]
-    poll.join(10)
+    poll.join(30)
     assert isinstance(polled[0], NoAnswer)
     first_seqs = set()
     lost = 0
     for thread, answers in callers:
-        thread.join(20)
+        thread.join(30)
         assert answers, "a caller still waits"
         if isinstance(answers[0], NoAnswer):
             lost += 1  # accepted by the old one in its last moment
@@ -161,12 +165,13 @@ def test_gateway_and_shard_die_at_once(serve: Start) -> None:
     eventually(lambda: server.restarts("gateway-0") and server.restarts("shard-1"), what="both restarted")
     server.wait_ready()
     for topic in topics:
-        eventually(lambda topic=topic: server.client().get(topic.name).ok, within_s=5, what=f"{topic.name} served")
+        eventually(lambda topic=topic: server.client().get(topic.name).ok, what=f"{topic.name} served")
     oracle.check(server)
     for topic in topics:
         topic.append_plain(server.client(), 4)
 
 
+@pytest.mark.gate
 def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
     before = set(os.listdir("/dev/shm"))
     server = serve(shards=2)
@@ -179,7 +184,7 @@ def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
     assert len(children) == 5  # gateway, router, coordinator, two shards
     os.kill(server.pid, signal.SIGKILL)
     server.popen.wait()
-    eventually(lambda: all(map(gone, children)), within_s=2, what="the children gone")
+    eventually(lambda: all(map(gone, children)), what="the children gone")
     load.finish()
     assert set(os.listdir("/dev/shm")) <= before
     oracle.restarted()
@@ -195,6 +200,6 @@ def test_the_supervisor_dies_while_a_shard_stands_still(serve: Start) -> None:
     children = children_of(server.pid)
     os.kill(server.pid, signal.SIGKILL)
     server.popen.wait()
-    eventually(lambda: all(map(gone, children)), within_s=2, what="the children gone")
+    eventually(lambda: all(map(gone, children)), what="the children gone")
     assert gone(stopped)
     assert serve(shards=2).client().diff("t").body["head_seq"] == 1

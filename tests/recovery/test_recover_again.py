@@ -13,7 +13,7 @@ from crash_oracle import Oracle, read_all
 from crash_server import EXHAUSTIVE, SMALL, Client, Server, eventually
 from crash_workload import Workload, create_topics
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(600 if EXHAUSTIVE else 120)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 
 Start = Callable[..., Server]
 

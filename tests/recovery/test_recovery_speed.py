@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from crash_server import EXHAUSTIVE, Server
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 300)]
 
 RECORDS = 1_000_000 if EXHAUSTIVE else 200_000
 PER_BATCH = 500

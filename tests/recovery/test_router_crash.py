@@ -18,7 +18,7 @@ from crash_server import EXHAUSTIVE, SMALL, NoAnswer, Server, eventually
 
 from topics.shm.counters import State
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900 if EXHAUSTIVE else 180)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 180)]
 
 Start = Callable[..., Server]
 GUARANTEES = ("at_least_once", "exactly_once")
@@ -27,6 +27,7 @@ GUARANTEES = ("at_least_once", "exactly_once")
 # --- under load --------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_one_process_after_another_dies(serve: Start, seed: int) -> None:
     """The router, the shard of the source, the shards of the destinations: writers, readers and streams go on."""
     rng = random.Random(seed)
@@ -113,7 +114,7 @@ def test_a_mirror_in_which_processes_die(serve: Start, seed: int) -> None:
         writer.finish()
     expected = sorted([writer.label, number] for writer in writers for number in range(writer.sent))
     for side in sides:
-        eventually(lambda side=side: world.state(side)["count"] >= len(expected), what=f"everything in {side}")  # type: ignore[misc]
+        eventually(lambda side=side: world.state(side)["count"] >= len(expected), what=f"everything in {side}")
         found = [each for each in world.data(side) if isinstance(each, list)]
         assert sorted(found) == expected, f"{side}: {len(found)} of {len(expected)}"
         for writer in writers:
@@ -158,7 +159,7 @@ def test_dying_at_one_boundary_after_another(serve: Start, seed: int) -> None:
     for point in points:
         world.server = serve(shards=1, env={**SMALL, "TOPICS_KILL_POINT": point}, wait=False)
         eventually(lambda: world.server.deaths() or world.server.state("shard-0") is State.READY, what="a start")
-        for _ in range(3):
+        for _ in range(10):
             append_until_a_death(world.server, sent, batches=40)
             with contextlib.suppress(AssertionError):  # in the quiet after load the mover does its part
                 eventually(world.server.deaths, within_s=4)
@@ -224,6 +225,11 @@ def test_a_clean_restart_copies_nothing_again(serve: Start) -> None:
 
 Story = Generator[None, None, None]
 _stories: dict[str, Callable[[World, str], Story]] = {}
+
+
+# What is left of copies whose source deleted them, if the kill came more than two seconds after they were made, as it
+# does on a busy machine: they are on disk then.
+IN_A_SEGMENT = [0, 1, 2, 3, 4, 5]
 
 
 def story(start: Callable[[World, str], Story]) -> Callable[[World, str], Story]:
@@ -363,7 +369,8 @@ def the_source_deleted_what_was_copied(world: World, name: str) -> Story:
     tagged(world, s, 5)
     wait_for(world, d, 5)
     check_meanings(world, d, before)
-    assert [number for number in world.data(d) if isinstance(number, int)] == [2, 3, 4, 5]
+    kept = [number for number in world.data(d) if isinstance(number, int)]
+    assert kept in ([2, 3, 4, 5], IN_A_SEGMENT), kept
 
 
 @story
@@ -372,6 +379,7 @@ def the_source_deleted_everything(world: World, name: str) -> Story:
     world.route(s, d)
     tagged(world, s, *range(5))
     world.wait_data(d, range(5))
+    before = world.seqs(d)
     assert world.client.delete(s, before_seq=6).ok
     yield
     assert world.state(d)["head_seq"] >= 5
@@ -379,7 +387,10 @@ def the_source_deleted_everything(world: World, name: str) -> Story:
     assert gap is None or gap["reason"] != "recreated"
     tagged(world, s, 5)
     wait_for(world, d, 5)
-    assert min(world.seqs(d)) > 5
+    check_meanings(world, d, before)
+    kept = [number for number in world.data(d) if isinstance(number, int)]
+    assert kept in ([5], IN_A_SEGMENT), kept
+    assert kept != [5] or min(world.seqs(d)) > 5
 
 
 @story
@@ -708,6 +719,7 @@ def totals_go_on(world: World, name: str) -> Story:
     assert world.routers()[router]["forwarded_total"] == 7
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", list(_stories))
 def test_after_a_kill(told: dict[str, BaseException | None], name: str) -> None:
     failure = told[name]

@@ -18,7 +18,7 @@ from topics.actors.datadir import read_manifest
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(600 if EXHAUSTIVE else 120)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 
 Start = Callable[..., Server]
 HOUR_MS = 3_600_000
@@ -52,6 +52,7 @@ def settled(data_dir: Path, *, shards: int) -> bool:
     return all(found == ({manifest.layout} if name in wanted else set()) for name, found in layouts(data_dir).items())
 
 
+@pytest.mark.gate
 def test_one_three_two_one(serve: Start) -> None:
     oracle = Oracle()
     server = serve(shards=1, env=SMALL)

@@ -14,7 +14,7 @@ from test_kill_points import Script
 from topics.folder.verify import verify
 from topics.shm.counters import State
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 180)]
 
 Start = Callable[..., Server]
 # the steps of a relocation, then those of the checkpoint that ends it

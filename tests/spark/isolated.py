@@ -24,7 +24,7 @@ def python(folder: Path) -> Path:
     for name in NEEDED:
         spec = importlib.util.find_spec(name)
         assert spec is not None
-        (place,) = spec.submodule_search_locations or ()
+        (place,) = spec.submodule_search_locations or [""]
         (site / name).symlink_to(place)
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} -S "$@"\n')

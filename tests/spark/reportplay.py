@@ -216,9 +216,9 @@ def _stored(data_dir: Path, topic: snapshot.TopicState, wals: list[Path]) -> lis
         salt = segment.decode_segment_header(data, path=path).salt
         for block, frame in segment.scan_blocks(data, salt=salt, path=path):
             take(frame, data[block.flags_offset : block.flags_offset + block.count])
-    for path in wals:
-        data = path.read_bytes()
-        for frame in frames.scan(data, salt=frames.decode_wal_header(data, path=str(path)).salt):
+    for wal in wals:
+        data = wal.read_bytes()
+        for frame in frames.scan(data, salt=frames.decode_wal_header(data, path=str(wal)).salt):
             if frame.topic_id != topic.id:
                 continue
             if frame.type == format.FrameType.APPEND and frame.last_seq > topic.flushed_seq:

@@ -160,6 +160,7 @@ def test_a_topic_that_was_made_again_begins_at_its_beginning(
     assert second["all"][topic] == 19, "those of the old one were written, too"
 
 
+@pytest.mark.gate
 def test_all_reports_of_a_run_see_the_same_heads(
     server: Server, api: Client, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_topic_that_goes_while_a_run_looks_is_missing_and_its_name_is_not_it(
     assert summary(second, "queues")["read"] == {again.name: 7}
 
 
+@pytest.mark.gate
 def test_what_is_evicted_between_runs_fails_nothing(
     server: Server, api: Client, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,15 +337,16 @@ def test_a_snapshot_is_reported_as_of_when_it_was_made(
     def notes(folder: Path) -> Topic:
         return next(topic for topic in Folder(str(folder)).topics if topic.name == "notes")
 
-    def flagged() -> bool:
-        snapshots(api)
-        return any(segment.flagged and segment.sealed for segment in notes(server.data_dir).segments)
-
-    def shared() -> bool:
-        snapshots(api)
-        return notes(frozen).count == 77
-
     with server.client() as api:
+
+        def flagged() -> bool:
+            snapshots(api)
+            return any(segment.flagged and segment.sealed for segment in notes(server.data_dir).segments)
+
+        def shared() -> bool:
+            snapshots(api)
+            return notes(frozen).count == 77
+
         jobs = make_queue(api, "jobs")
         jobs.produce(*range(3))
         jobs.take(2, lease_ms=600_000)

@@ -348,6 +348,7 @@ def test_letters_that_were_redriven_stay_in_the_history(play: Play, frames: Fram
 # --- loss --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_seq_without_an_explanation_is_a_breach(play: Play, frames: Frames) -> None:
     frames.rows["topics"] = [
         topic("fine", 10),
@@ -395,6 +396,7 @@ def test_copies_that_are_on_their_way_to_the_disk_are_not_unexplained(play: Play
     ]
 
 
+@pytest.mark.gate
 def test_tombstones_are_summed_by_reason(play: Play, frames: Frames) -> None:
     def gap(name: str, reason: str, first: int, last: int, missed: int) -> dict[str, Any]:
         return {"topic": name, "shard": 0, "reason": reason, "gap_from": first, "gap_to": last, "missed": missed}
@@ -450,6 +452,7 @@ def test_producers_over_runs(play: Play, frames: Frames) -> None:
     assert result.summary["nodes"] == 3
 
 
+@pytest.mark.gate
 def test_no_node_is_not_the_node_without_a_name(play: Play, frames: Frames) -> None:
     names: list[str | None] = [None, "", "(no node)", "others", "a", "b", "c"]
     nodes = [(name, 2**place) for place, name in enumerate(names)]

@@ -104,8 +104,8 @@ def test_each_damage_is_named(spark: SparkSession, data_dir: Path) -> None:
     assert problems(result) == expected
     told = findings(result, "breach")
     assert len(told) == 4
-    for file, offset in expected:
-        assert any(f"{file} at offset {offset}: " in text for text in told)
+    for name, offset in expected:
+        assert any(f"{name} at offset {offset}: " in text for text in told)
     assert metrics(result, "integrity_problems") == {("0",): 4}
 
 

@@ -82,6 +82,7 @@ def expected(**topics: range) -> dict[str, list[int]]:
 # --- which topics ---
 
 
+@pytest.mark.gate
 def test_by_name_by_pattern_or_all(scene: Scene) -> None:
     assert offsets(scene, subscribe="c, a") == expected(a=A, c=C)
     assert offsets(scene, subscribePattern="b|c") == expected(b=B, c=C)
@@ -213,6 +214,7 @@ def test_a_schema_of_fewer_columns_in_another_order(session: SparkSession, scene
     ]
 
 
+@pytest.mark.gate
 def test_sql_over_the_source(session: SparkSession, scene: Scene) -> None:
     frame(session, scene.data_dir, subscribePattern="[abc]").createOrReplaceTempView("records")
     try:

@@ -158,6 +158,7 @@ def test_holes(start_server: Callable[..., Server]) -> None:
     assert row["lost"] == 2
 
 
+@pytest.mark.gate
 def test_through_spark(session: SparkSession, server: Server, api: Client, topic: str) -> None:
     api.put(topic, cap_records=4)
     api.append(topic, *range(10))

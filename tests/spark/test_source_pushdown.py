@@ -224,6 +224,7 @@ def test_a_loss_is_a_loss_whatever_the_predicate(start_server: Callable[..., Ser
         made.partitions()
 
 
+@pytest.mark.gate
 def test_spark_hands_them_over(on: SparkSession, off: SparkSession, scene: Scene) -> None:
     """Seen by the tasks that are left."""
     tasks = {}

@@ -88,7 +88,7 @@ class Checkpointed:
     """What Spark does with a source: an offset is written down, its batch is run, then the batch is committed. A query
     that dies in between runs the same batch again, and the sink takes each batch once."""
 
-    def __init__(self, data_dir: Path, dice: random.Random, **options: str) -> None:
+    def __init__(self, data_dir: Path, dice: random.Random, **options: Any) -> None:
         self._play = StreamPlay(data_dir, startingOffsets="earliest", **options)
         self._dice = dice
         self._planned: dict[str, Any] | None = None

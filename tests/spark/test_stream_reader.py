@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e.client import Client, unique
@@ -66,7 +67,7 @@ def test_other_beginnings(server: Server, api: Client, stem: str) -> None:
     api.append(a, *range(10))
     api.append(b, *range(5))
 
-    def begin(**options: str) -> list[tuple[str, int]]:
+    def begin(**options: Any) -> list[tuple[str, int]]:
         return places(StreamPlay(server.data_dir, subscribe=f"{a},{b}", **options).drain())
 
     assert begin(startingOffsets="earliest") == span(a, 1, 10) + span(b, 1, 5)
@@ -224,7 +225,7 @@ def test_new_topics_are_read_from_their_first_record(server: Server, api: Client
 
 
 def test_what_a_new_topic_lost_before_its_first_batch_is_a_loss(server: Server, api: Client, stem: str) -> None:
-    options = {"subscribePattern": stem + ".*"}
+    options: dict[str, Any] = {"subscribePattern": stem + ".*"}
     query = StreamPlay(server.data_dir, **options)
     forgiving = StreamPlay(server.data_dir, failOnDataLoss="false", **options)
     api.put(stem + "a", cap_records=2)
@@ -237,7 +238,7 @@ def test_what_a_new_topic_lost_before_its_first_batch_is_a_loss(server: Server, 
 
 def test_what_a_cap_took_of_the_unread_is_a_loss(server: Server, api: Client, stem: str) -> None:
     api.put(stem + "a", cap_records=3)
-    options = {"subscribePattern": stem + ".*"}
+    options: dict[str, Any] = {"subscribePattern": stem + ".*"}
     query = StreamPlay(server.data_dir, **options)
     forgiving = StreamPlay(server.data_dir, failOnDataLoss="false", **options)
     api.append(stem + "a", *range(10))
@@ -286,7 +287,7 @@ def test_a_topic_that_is_made_again(server: Server, api: Client, stem: str, noti
     a, b = stem + "a", stem + "b"
     for name in (a, b):
         api.append(name, 1, 2, 3)
-    options = {"subscribe": f"{a},{b}", "startingOffsets": "earliest"}
+    options: dict[str, Any] = {"subscribe": f"{a},{b}", "startingOffsets": "earliest"}
     query = StreamPlay(server.data_dir, **options)
     forgiving = StreamPlay(server.data_dir, failOnDataLoss="false", **options)
     for each in (query, forgiving):
@@ -339,7 +340,12 @@ def test_leases(server: Server, api: Client, stem: str) -> None:
 
     def wait_events(count: int) -> None:
         events.clear()
-        eventually(lambda: events.extend(query.drain()) or len(events) >= count, what=f"{count} events")
+
+        def enough() -> bool:
+            events.extend(query.drain())
+            return len(events) >= count
+
+        eventually(enough, what=f"{count} events")
 
     queue.take(3, node="w1")
     wait_events(3)

@@ -7,6 +7,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
@@ -17,6 +18,8 @@ from e2e.server import Server
 from msgspec import Raw
 
 from spark_pipeline.delivery import Batch, Batcher, CannotWrite, Delivery, Record, Target, batch_key, culprit, parse_url
+
+pytestmark = pytest.mark.gate
 
 Refuse = tuple[int, dict[str, str], bytes]  # an answer that is not the server's
 
@@ -124,7 +127,7 @@ class Proxy(ThreadingHTTPServer):
         self.behind = port
         self.script: list[Refuse | str] = []
         self.bodies: list[dict[str, Any]] = []
-        self.headers: list[http.client.HTTPMessage] = []
+        self.headers: list[Message] = []
         self.connections = 0
         self.over = Event()
 

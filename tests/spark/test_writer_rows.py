@@ -18,6 +18,8 @@ from spark_pipeline.outbound import BadRow, Shape, records_of
 from spark_pipeline.writer import Plan, TopicsStreamWriter, TopicsWriter, plan_of, stream_write
 from topics.errors import TopicsError
 
+pytestmark = pytest.mark.gate
+
 pytestmark = pytest.mark.usefixtures("spark")  # it reads the DDL
 
 
@@ -25,11 +27,11 @@ def schema_of(ddl: str) -> StructType:
     return StructType.fromDDL(ddl)
 
 
-def plan(ddl: str = "value string", *, overwrite: bool = False, **options: str) -> Plan:
+def plan(ddl: str = "value string", *, overwrite: bool = False, **options: Any) -> Plan:
     return plan_of({"topic": "t", **options}, schema_of(ddl), overwrite)
 
 
-def refusal(ddl: str = "value string", *, overwrite: bool = False, **options: str) -> str:
+def refusal(ddl: str = "value string", *, overwrite: bool = False, **options: Any) -> str:
     with pytest.raises(TopicsError) as caught:
         plan(ddl, overwrite=overwrite, **options)
     text = str(caught.value)
@@ -73,7 +75,8 @@ def test_options_are_found_however_they_are_spelt() -> None:
     ],
 )
 def test_numbers_out_of_range_name_their_option(name: str, text: str) -> None:
-    assert refusal(**{name: text}).startswith(f"option {name}: {text!r} is no whole number from")
+    option: dict[str, Any] = {name: text}
+    assert refusal(**option).startswith(f"option {name}: {text!r} is no whole number from")
 
 
 @pytest.mark.parametrize("url", ["ftp://box", "http://", "http://box:99999", "http://box/?a=1", "http://[::1"])
@@ -116,7 +119,7 @@ def test_an_ipv6_address_is_shown_as_one() -> None:
         ("value string", {"idempotencyPrefix": "a\nb"}, "option idempotencyPrefix: it has 1 to 128"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_written(ddl: str, options: dict[str, str], said: str) -> None:
+def test_mistakes_are_named_before_anything_is_written(ddl: str, options: dict[str, Any], said: str) -> None:
     assert refusal(ddl, **options).startswith(said)
 
 
@@ -214,7 +217,7 @@ def objects(*columns: str) -> Shape:
     return Shape(topic="t", value_format=None, columns=columns)
 
 
-def made_of(rows: pa.RecordBatch, ddl: str, **options: str) -> list[tuple[str, Record]]:
+def made_of(rows: pa.RecordBatch, ddl: str, **options: Any) -> list[tuple[str, Record]]:
     return list(records_of(plan(ddl, **options).shape, rows))
 
 

@@ -37,6 +37,7 @@ from topics.gateway.watches import Watches
 from topics.settings import Settings
 from topics.shm import layout
 from topics.shm.ring import format_link
+from topics.shm.usage import Slots
 
 RING_BYTES = 16 * 1024
 SECOND = 1_000_000_000
@@ -155,6 +156,8 @@ class Gateway:
         self.interests = Interests()
         handlers = Handlers(settings, shards=shards, board=None)  # type: ignore[arg-type]
         self.watches = Watches(self.streams, shards=shards)
+        places = memoryview(bytearray(8 * (1 + len(settings.api_keys)))).cast("Q")
+        self.slots = Slots(places, [], settings.max_inflight_per_key)
         self.lane = HotLane(
             settings=settings,
             heads=Heads(
@@ -166,6 +169,7 @@ class Gateway:
             calls=self.calls,
             epoll=self.interests,  # type: ignore[arg-type]
             hand_over=lambda sock, first: None,
+            slots=self.slots if settings.api_keys else None,
         )
         self.faults: list[Exception] = []
         self.tolerant = False  # faults are kept here, not raised
@@ -631,7 +635,7 @@ class WsClient:
             assert isinstance(event, Frame)
             assert event.fin
             if event.opcode is Opcode.TEXT:
-                found.append(json.loads(event.data))
+                found.append(json.loads(bytes(event.data)))
             elif event.opcode is Opcode.PING:
                 self.pings += 1
             else:

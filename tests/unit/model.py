@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import hypothesis
 import msgspec
+from figures import RECOVERIES
 
 from topics.actors import messages
 from topics.actors.clock import Clock
@@ -37,23 +38,31 @@ from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
 EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"
+SEED = os.environ.get("TOPICS_TEST_SEED") or None  # "random": property tests draw one of their own
 BOOT = bytes(range(16))
 
 
 def examples(usual: int, **more: Any) -> hypothesis.settings:
-    """The same examples in every usual run; many more, and new ones each time, when asked for.
+    """The same examples in every usual run; with a seed other ones, by --hypothesis-seed; many more, and new ones
+    each time, when asked for.
 
     stateful examples are shrunk only then: it takes minutes."""
     if "stateful_step_count" in more and not EXHAUSTIVE:
         more["phases"] = [hypothesis.Phase.generate]
     return hypothesis.settings(
         max_examples=usual * 20 if EXHAUSTIVE else usual,
-        derandomize=not EXHAUSTIVE,
+        derandomize=not EXHAUSTIVE and SEED is None,
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
         **more,
     )
+
+
+def seeds(usual: int, many: int) -> range:
+    """For walks that grow from a number: from 0 in every usual run, from TOPICS_TEST_SEED where it is given."""
+    first = int(SEED) if SEED and SEED != "random" else 0
+    return range(first, first + (many if EXHAUSTIVE else usual))
 
 
 # --- the naive topic ---------------------------------------------------------------------------------
@@ -402,6 +411,7 @@ class Shard:
         self.wall = wall or Wall()
         self.entropy = count(1)
         self.correlations = count(1)
+        self._lives = 0
         self.open(disk)
 
     # --- life ---
@@ -419,6 +429,8 @@ class Shard:
     def open(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
         self.disk.close_all()
         self.disk = disk or QuickDisk()
+        RECOVERIES.add(self._lives > 0)
+        self._lives += 1
         self.clock = self.wall.clock()
         self.answers = Answers()
         folder = shard_dir(self.settings.data_dir, 0)
@@ -635,7 +647,7 @@ class Shard:
         self.checkpoint()
 
 
-def error_of(call: Callable[[], object]) -> ApiError:
+def error_of(call: Callable[..., object]) -> ApiError:
     """The error that a call must end with."""
     try:
         call()

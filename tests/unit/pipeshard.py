@@ -197,7 +197,7 @@ class Forwarder:
         shard.work()
         at = shard.answer(sent).at
         self.at = at if at == piece.to_seq else None
-        return at != before
+        return bool(at != before)
 
     def pump(self, *, limit: int = 1_000) -> None:
         """Until there is nothing to do."""

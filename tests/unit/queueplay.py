@@ -541,6 +541,16 @@ class House:
     # --- who there is ---
 
     @property
+    def others(self) -> list[ShardProcess | Gateway]:
+        return [*self.shards, *self.gateways]
+
+    @property
+    def process(self) -> QueueProcess:
+        """The coordinator's, while there is one."""
+        assert self.queue is not None
+        return self.queue
+
+    @property
     def shard(self) -> ShardProcess:
         return self.shards[0]
 
@@ -593,7 +603,7 @@ class House:
         """A coordinator starts, linked to whoever is alive."""
         process = QueueProcess(self)
         theirs: list[tuple[Any, GatedLink]] = []
-        for other in [*self.shards, *self.gateways]:
+        for other in self.others:
             if other.alive:
                 ours, link = join(("queue", process.bell), (other.name, other.bell), ring_bytes=self.ring_bytes)
                 if isinstance(other, Gateway):
@@ -608,7 +618,7 @@ class House:
     async def queue_dies(self) -> None:
         process, self.queue = self.queue, None
         assert process is not None
-        for other in [*self.shards, *self.gateways]:
+        for other in self.others:
             if other.alive:
                 other.link_down("queue")
         for link in process.links.values():
@@ -685,7 +695,7 @@ class House:
             process.stays_awake = True
 
     def _everyone(self) -> list[Any]:
-        others = [each for each in [*self.shards, *self.gateways] if each.alive]
+        others = [each for each in self.others if each.alive]
         return [*others, self.queue] if self.queue is not None else others
 
     def _links(self) -> list[GatedLink]:

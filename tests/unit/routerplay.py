@@ -216,7 +216,7 @@ class Play:
     @property
     def counted(self) -> int:
         """What the process says how many routers there are."""
-        return self.words[Word.ROUTERS]
+        return int(self.words[Word.ROUTERS])
 
 
 def run(folder: os.PathLike[str], play: Callable[[Play], Awaitable[None]], **settings: Any) -> None:

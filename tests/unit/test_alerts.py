@@ -13,49 +13,11 @@ import shutil
 import subprocess
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
+from alertrules import ALERTS, ROOT, alerts, panels, queries, used_names
 
-ROOT = Path(__file__).parents[2]
-ALERTS = ROOT / "deploy/prometheus/alerts.yml"
-DASHBOARD = ROOT / "deploy/grafana/topics.json"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
-_RULE = re.compile(
-    r"      - alert: (?P<name>\w+)\n"
-    r"(?:        #.*\n)*"
-    r"        expr: '(?P<expr>[^'\n]+)'\n"
-    r"(?:        for: (?P<for>\w+)\n)?"
-    r"        labels: \{severity: (?P<severity>warning|critical)\}\n"
-    r"        annotations:\n"
-    r'          summary: "(?P<summary>[^"\n]+)"\n'
-    r"          runbook_url: docs/OPERATIONS\.md#(?P<anchor>[\w-]+)\n"
-)
-
-
-def alerts() -> dict[str, dict[str, str]]:
-    return {found["name"]: found.groupdict() for found in _RULE.finditer(ALERTS.read_text())}
-
-
-def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return found
-
-
-def queries() -> list[str]:
-    """Of the dashboard, with its variables filled in."""
-    found = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
-    return [expr.replace("$__rate_interval", "5m").replace("$instance", ".*") for expr in found]
-
-
-def names_in(expr: str) -> set[str]:
-    """Metrics of ours; the parts of a histogram under the name it has as a whole."""
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\btopics_[a-z0-9_]+", expr)}
-
-
-def used_names() -> set[str]:
-    exprs = [*(alert["expr"] for alert in alerts().values()), *queries()]
-    return {name for expr in exprs for name in names_in(expr)}
 
 
 def names_of_reports() -> set[str]:

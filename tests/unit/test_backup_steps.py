@@ -194,7 +194,8 @@ def test_content_that_was_lost_is_copied_again(tmp_path: Path) -> None:
 def test_what_was_copied_before_a_break_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = filled(tmp_path / "data")
     repository = Repository.made(str(tmp_path / "repository"))
-    put, puts = repository.put, []
+    put = repository.put
+    puts: list[Any] = []
 
     def counted(pieces: Any) -> Any:
         if len(puts) == 5:
@@ -210,7 +211,12 @@ def test_what_was_copied_before_a_break_is_not_read_again(tmp_path: Path, monkey
     done = repository.part("one")[1]
     assert len(done) == 5
     puts.clear()
-    monkeypatch.setattr(repository, "put", lambda pieces: puts.append(None) or put(pieces))
+
+    def resumed(pieces: Any) -> Any:
+        puts.append(None)
+        return put(pieces)
+
+    monkeypatch.setattr(repository, "put", resumed)
     made = create(shard.settings.data_dir, repository, "one")
     anew = sum(1 for each in done if not each.identity)  # a snapshot and flags: nobody can tell without reading them
     assert len(puts) == len(repository.load("one").entries) + 3 - len(done) + anew
@@ -351,7 +357,7 @@ def test_routers_that_change_meanwhile_mean_another_look(tmp_path: Path, happens
 def test_a_segment_that_goes_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has dropped its topic: another moment, without it."""
     shard = filled(tmp_path / "data")
-    rounds = []
+    rounds: list[Any] = []
 
     def listed(moment: Moment) -> list[Source]:
         found = sources(moment)

@@ -12,6 +12,8 @@ from topics.bench import BenchFailed, payload
 from topics.bench.deliveries import MARGIN, SSE_FRAME_MARK, WS_FRAME_MARK, Deliveries, Pushed, Xread, stamps
 from topics.bench.redis import parse
 
+pytestmark = pytest.mark.full
+
 # Marks of everybody else, before and after the bytes that count.
 STALE = b'event: record\n"op":"record""$seq":1,"at":"00000000000000000001"*1\r\n\r\n' * 20
 

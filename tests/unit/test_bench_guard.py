@@ -35,6 +35,8 @@ from topics.bench.measure import Pace
 from topics.bench.scenarios import BY_NAME
 from topics.bench.scrapes import Scraped, ScrapeJob, drive, run_apart
 
+pytestmark = pytest.mark.full
+
 QUICK = Pace(rounds=1, seconds=0.3, warm_s=0.05)
 STAND_IN = [sys.executable, __file__]
 STALL_S = 0.4

@@ -10,6 +10,8 @@ import pytest
 from topics.bench import BenchFailed, payload
 from topics.bench.load import Job, Outcome, drive, drive_timed, run_apart
 
+pytestmark = pytest.mark.full
+
 Answer = Callable[[bytes], list[bytes]]
 
 

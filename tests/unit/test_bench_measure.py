@@ -24,6 +24,8 @@ from topics.bench.measure import Measurement, Pace
 from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario, Target
 from topics.cli.bench import bench
 
+pytestmark = pytest.mark.full
+
 QUICK = Pace(rounds=2, seconds=0.1, warm_s=0.02)
 STAND_IN = [sys.executable, __file__]
 PEERS = [

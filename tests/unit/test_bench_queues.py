@@ -29,6 +29,8 @@ from topics.bench.scenarios import BY_NAME, Scenario, Target
 from topics.bench.workers import Worked, WorkJob, drive, run_apart
 from topics.cli.bench import bench
 
+pytestmark = pytest.mark.full
+
 QUICK = Pace(rounds=2, seconds=0.3, warm_s=0.02)
 STAND_IN = [sys.executable, __file__]
 NEEDS_REDIS = pytest.mark.skipif(not redis.present(), reason="redis-server is not installed")

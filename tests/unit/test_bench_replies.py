@@ -10,6 +10,8 @@ from topics.bench import BenchFailed
 from topics.bench.redis import parse
 from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies, WsReplies, ws_frame_end
 
+pytestmark = pytest.mark.full
+
 STALE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n-\n-\n" * 40
 
 

@@ -23,6 +23,8 @@ from topics.bench.scenarios import BY_NAME
 from topics.bench.side import Side, spread
 from topics.storage.config import owner_of_name
 
+pytestmark = pytest.mark.full
+
 QUICK = Pace(rounds=2, seconds=0.1, warm_s=0.02)
 STAND_IN = [sys.executable, __file__]
 NEEDS_REDIS = pytest.mark.skipif(not redis.present(), reason="redis-server is not installed")

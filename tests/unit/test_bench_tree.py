@@ -10,6 +10,8 @@ import pytest
 
 from topics.bench import tree
 
+pytestmark = pytest.mark.full
+
 # A parent with a child that burns processor time until it is told to stop by its end.
 PARENT = """
 import subprocess, sys

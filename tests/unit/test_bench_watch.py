@@ -17,6 +17,8 @@ from topics.bench.scenarios import BY_NAME, Scenario, Target
 from topics.bench.side import Side
 from topics.bench.watch import Delivered, WatchJob, drive
 
+pytestmark = pytest.mark.full
+
 QUICK = Pace(rounds=2, seconds=0.3, warm_s=0.06)
 STAND_IN = [sys.executable, str(Path(__file__).parent.parent / "trivial_fanout.py")]
 SIDES = [

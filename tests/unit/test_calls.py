@@ -13,7 +13,6 @@ from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.gateway import calls as calls_module
 from topics.gateway.answers import Answers
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Call, Gather, Response
@@ -66,7 +65,7 @@ class Sink:
     @property
     def error(self) -> dict[str, Any]:
         assert isinstance(self.value, Response)
-        found: dict[str, Any] = json.loads(self.value.body)["error"]
+        found: dict[str, Any] = json.loads(bytes(self.value.body))["error"]
         return found
 
 
@@ -205,7 +204,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = time.monotonic_ns()
-        monkeypatch.setattr(calls_module.time, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now_ns)
 
     def pass_ms(self, ms: int) -> None:
         self.now_ns += ms * 1_000_000
@@ -621,7 +620,7 @@ def test_a_push_and_answers_keep_their_order(calls: Calls, shards: list[Shard]) 
     calls.on_unasked = lambda shard, message: order.append(messages.decode_answer(message)[0].head_seq)
     sinks = [submit(calls, drop(0)) for _ in range(2)]
     for sink in sinks:
-        sink.finish = order.append  # type: ignore[method-assign]
+        sink.finish = order.append  # type: ignore[method-assign, assignment]
     first, second = shards[0].asked()
     writer = shards[0].shard.writer
     for message in (

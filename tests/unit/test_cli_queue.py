@@ -174,7 +174,7 @@ def test_the_first_beginning_counts(tmp_path: Path) -> None:
 def test_it_is_synced_before_the_append_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(str(tmp_path / "j"))
     sizes: list[int] = []
-    monkeypatch.setattr(journal_module.os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
     journal.plan([append("a"), append("b")])
     assert sizes == [os.path.getsize(journal.path)]
     journal.close()

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from topics.actors import datadir
 from topics.actors.datadir import (
     DataDir,
     LayoutPlan,
     LockInfo,
-    Manifest,
     read_lock_info,
     read_manifest,
     url,
@@ -22,6 +20,7 @@ from topics.actors.datadir import (
 )
 from topics.errors import DataDirLocked, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
+from topics.storage.manifest import Manifest
 
 
 def info(pid: int | None = None, port: int | None = 4000) -> LockInfo:
@@ -171,7 +170,7 @@ def test_crash_before_the_rename_leaves_the_old_manifest(tmp_path: Path, monkeyp
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(datadir.os, "replace", crash)
+    monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
         write_manifest(str(tmp_path), Manifest(format=1, layout=2, shards=3))
     assert read_manifest(str(tmp_path)) == old

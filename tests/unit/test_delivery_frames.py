@@ -11,7 +11,7 @@ from delivery import parse_event
 from hypothesis import given
 from hypothesis import strategies as st
 from model import error_of, examples
-from websockets.frames import Opcode
+from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 
 from topics import limits
@@ -50,8 +50,9 @@ def text_of(frame: bytes) -> Any:
     protocol.receive_data(frame)
     [event] = protocol.events_received()
     assert protocol.close_expected() is False
-    assert (event.opcode, event.fin) == (Opcode.TEXT, True)  # type: ignore[union-attr]
-    return json.loads(event.data)  # type: ignore[union-attr]
+    assert isinstance(event, Frame)
+    assert (event.opcode, event.fin) == (Opcode.TEXT, True)
+    return json.loads(bytes(event.data))
 
 
 # --- records -------------------------------------------------------------------------------------------

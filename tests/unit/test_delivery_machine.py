@@ -27,7 +27,8 @@ from delivery import (
     send,
     watch_request,
 )
-from model import EXHAUSTIVE, Record, batch_of
+from figures import HISTORIES
+from model import EXHAUSTIVE, Record, batch_of, seeds
 
 from topics import limits
 from topics.actors import messages
@@ -924,6 +925,7 @@ def shortened(walk: list[Step], *, tries: int = 400) -> list[Step]:
 
 def run_walks(seeds: range, *, steps: int, without: set[str]) -> None:
     for seed in seeds:
+        HISTORIES.add()
         walk = plan(seed, steps=steps, without=without)
         if fails(walk) is not None:
             walk = shortened(walk)
@@ -932,7 +934,7 @@ def run_walks(seeds: range, *, steps: int, without: set[str]) -> None:
             raise AssertionError(f"seed {seed} fails, but not every time")
 
 
-SEEDS = range(2_000) if EXHAUSTIVE else range(60)
+SEEDS = seeds(60, 2_000)
 
 
 @pytest.mark.timeout(7200 if EXHAUSTIVE else 120)
@@ -940,6 +942,7 @@ def test_nothing_comes_twice_and_nothing_is_missing() -> None:
     run_walks(SEEDS, steps=150, without=DEATHS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(7200 if EXHAUSTIVE else 120)
 def test_whoever_dies() -> None:
     run_walks(SEEDS, steps=150, without=set())

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import CRASH_POINTS
 
 from topics.errors import CorruptData, DiskFull
 from topics.walshard.disk import Disk
@@ -70,7 +73,7 @@ def test_no_space_for_a_new_file_leaves_none(
     assert list(tmp_path.iterdir()) == []
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Disk, Path], object]] = {
     "make_dir": lambda disk, folder: disk.make_dir(str(folder / "a" / "b")),
     "create": lambda disk, folder: os.close(disk.create(str(folder / "f"), size=100)),
     "write_whole": lambda disk, folder: disk.write_whole(str(folder / "f"), b"new"),
@@ -206,6 +209,35 @@ def test_a_replacement_that_fails_leaves_the_old_one(
     assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
 
 
+WRITTEN = {
+    "write_whole": lambda disk, folder: disk.write_whole(str(folder / "f"), b"new"),
+    "copy": lambda disk, folder: disk.copy(str(folder / "old"), str(folder / "f"), 3, go_on=lambda took: True),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_a_name_stands_for_bytes_that_are_synced_and_is_synced_itself(
+    disk: Disk, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any other order a power cut leaves a name without its bytes, or takes the name back."""
+    (tmp_path / "old").write_bytes(b"old")
+    order: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_sync(fd: int) -> None:
+        order.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+        fsync(fd)
+
+    def note_rename(source: str, path: str) -> None:
+        order.append(("rename", os.path.basename(path)))
+        replace(source, path)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    WRITTEN[way](disk, tmp_path)
+    assert order == [("sync", "f.tmp"), ("rename", "f"), ("sync", tmp_path.name)]
+
+
 def test_cutting_forgets_what_is_behind_and_keeps_the_space(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "f"
     fd = disk.create(str(path), size=10_000)
@@ -240,6 +272,7 @@ def test_removing_what_is_gone_is_fine(disk: Disk, tmp_path: Path) -> None:
 def test_kill_points_end_the_process_exactly_there(tmp_path: Path, point: str, content: bytes | None) -> None:
     code = f"from topics.walshard.disk import Disk; Disk().write_whole({str(tmp_path / 'f')!r}, b'new')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TOPICS_KILL_POINT": point}, check=False)
+    CRASH_POINTS.add(done.returncode == -signal.SIGKILL)
     assert done.returncode == (0 if point in ("nothing", "rename:2") else -9)
     path = tmp_path / "f"
     assert (path.read_bytes() if path.exists() else None) == content

@@ -6,8 +6,10 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from figures import CRASH_POINTS, DISK_FAULTS
 from model import QuickDisk, Record, Shard, error_of, shown
 
 from topics import limits
@@ -27,6 +29,7 @@ class FaultyDisk(QuickDisk):
     def _call(self, call: str) -> None:
         self.calls.append(call)
         if (error := self.when(call)) is not None:
+            DISK_FAULTS.add()
             raise error
 
     def full(self) -> None:
@@ -381,11 +384,36 @@ def test_a_failed_sync_of_the_disk_class_stops_the_shard_too(shard: Shard, disk:
         shard.sync()
 
 
+def test_a_sync_that_failed_is_not_tried_again(shard: Shard, disk: FaultyDisk) -> None:
+    """The kernel reports a page that it could not write once, and forgets it: the second sync succeeds and lies."""
+    shard.put("t", config("fsync"))
+    failures = [OSError(errno.EIO, "lost page")]
+    disk.when = lambda call: failures.pop() if call == "sync" and failures else None
+    sent = shard.send_append("t", records(1))
+    with pytest.raises(OSError, match="lost page"):
+        shard.settle()
+    assert not shard.answered(sent)
+    assert shard.topic("t").count == 0
+
+
+class SyncedFiles(FaultyDisk):
+    """Knows which files were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+
+    def sync(self, fd: int) -> None:
+        self.synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        super().sync(fd)
+
+
 def test_recovery_syncs_what_it_read_before_anybody_may_read_it(shard: Shard) -> None:
     shard.append("t", records(1))
-    fresh = FaultyDisk()
+    written = shard.engine.wal.current.path
+    fresh = SyncedFiles()
     shard.restart(fresh)
-    assert "sync" in fresh.calls
+    assert fresh.synced == [written, shard.engine.wal.current.path]  # and the header of the file that follows
     assert shard.engine.wal.synced_lsn == shard.engine.wal.written_lsn
     shard.crash()
     failing = FaultyDisk()
@@ -477,6 +505,7 @@ class DyingDisk(FaultyDisk):
         if self.left:
             return call()
         self.dead = True
+        CRASH_POINTS.add()
         if not self.before:
             call()
         raise gone
@@ -558,7 +587,7 @@ def live_until(shard: Shard, steps: list[Step]) -> int:
 
 
 def test_a_crash_at_every_call_of_the_disk_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    options = {"segment_max_events": 10, "wal_file_bytes": 8_192}
+    options: dict[str, Any] = {"segment_max_events": 10, "wal_file_bytes": 8_192}
     steps = life()
     # What can be seen after each number of steps, in a life without crashes.
     shard = Shard(tmp_path / "whole", **options)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from figures import HISTORIES
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,7 +29,7 @@ from topics.actors.messages import GetTopic, Op
 from topics.storage.config import Durability, TopicConfig
 
 SMALL = {"BLOCK_RECORDS": 5, "BLOCK_BYTES": 2_000, "SEQ_RESERVE": 12, "WAL_RESERVE_BYTES": 500}
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "wal_file_bytes": 4_000,
     "segment_max_events": 11,
     "segment_max_bytes": 3_000,
@@ -71,6 +73,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        HISTORIES.add()
         self._limits = {name: getattr(limits, name) for name in SMALL}
         for name, value in SMALL.items():
             setattr(limits, name, value)
@@ -85,7 +88,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.shard.crash()
         shutil.rmtree(self.folder)
 
-    def more_settings(self) -> dict[str, object]:
+    def more_settings(self) -> dict[str, Any]:
         return {}
 
     @property
@@ -373,7 +376,7 @@ class TieredMachine(ShardMachine):
 
     classes = ["disk", "fsync", "memory"]  # noqa: RUF012
 
-    def more_settings(self) -> dict[str, object]:
+    def more_settings(self) -> dict[str, Any]:
         return {"cold_dir": f"{self.folder}/cold", "hot_retain_segments": 0}
 
     @rule()

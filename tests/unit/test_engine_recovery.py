@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import CHECKED, CRASH_POINTS, LOST, POWER_CUTS
 from hypothesis import given
 from hypothesis import strategies as st
 from model import BOOT, QuickDisk, Record, Shard, Stored, Wall, examples, shown
@@ -87,6 +88,7 @@ class PowerDisk(QuickDisk):
         self.unsynced.pop(os.fstat(fd).st_ino, None)
 
     def cut_power(self, folder: Path, survives: Callable[[], bool]) -> None:
+        POWER_CUTS.add()
         for path in folder.rglob("*"):
             if path.is_file():
                 for offset, old in reversed(self.unsynced.get(path.stat().st_ino, [])):
@@ -163,10 +165,12 @@ def test_a_power_cut_takes_nothing_that_was_promised(
         seqs = {stored.seq for stored in found}
         if name == "fsync":
             expected = {seq for seq in known if seq >= deleted}
+            CHECKED.add(len(expected))
+            LOST.add(len(expected - seqs))
             assert seqs == expected, "an acknowledged record or delete was lost"
         elif name == "memory":
-            for batch in batches[name]:
-                assert batch <= seqs or not batch & seqs, "half a batch"
+            for whole in batches[name]:
+                assert whole <= seqs or not whole & seqs, "half a batch"
         elif name == "ephemeral":
             assert not found
         if name != "memory":
@@ -391,6 +395,35 @@ def test_a_tail_torn_at_every_length_loses_that_batch_only(tmp_path: Path, boot:
         for name in os.listdir(os.path.dirname(path)):
             if name != os.path.basename(path):
                 os.unlink(os.path.join(os.path.dirname(path), name))
+
+
+def test_a_torn_tail_is_no_damage_to_the_starts_that_follow(shard: Shard) -> None:
+    shard.append("t", records(3))
+    shard.append("t", records(2))
+    path = shard.engine.wal.current.path
+    *_, last = frames_of(path)
+    shard.crash()
+    overwrite(path, last.offset + last.length // 2, bytes(last.length))
+    shard.open()
+    shard.append("t", records(1))
+    stored = shard.everything("t")
+    assert [one.seq for one in stored] == [1, 2, 3, 4]
+    for _ in range(2):
+        shard.restart()
+        assert shard.everything("t") == stored
+
+
+def test_a_delete_that_a_snapshot_covers_counts_for_what_is_still_in_the_log(shard: Shard) -> None:
+    """The snapshot says where the topic begins, and nothing of the deletes behind that."""
+    shard.append("t", [Record(b"1"), Record(b"2", tag="x"), Record(b"3"), Record(b"4", tag="x"), Record(b"5")])
+    assert shard.delete("t", tag="x").deleted == 2
+    stored = shard.everything("t")
+    assert [one.seq for one in stored] == [1, 3, 5]
+    shard.checkpoint()
+    for _ in range(2):
+        shard.restart()
+        assert shard.everything("t") == stored
+        assert (shard.report("t").count, shard.topic("t").deleted_total) == (3, 2)
 
 
 def test_damage_in_the_middle_is_refused_with_file_place_and_remedy(shard: Shard) -> None:
@@ -695,6 +728,7 @@ class DyingDisk(QuickDisk):
     def _count(self) -> None:
         self.left -= 1
         if self.left <= 0:
+            CRASH_POINTS.add(self.left == 0)
             raise Gone
 
     def create(self, path: str, *, size: int = 0) -> int:

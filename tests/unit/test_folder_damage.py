@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import figures
 import msgspec
 import pytest
 from folderplay import newcomer, stored_records, write_manifest
@@ -137,6 +138,7 @@ def flip(path: Path, offset: int, mask: int = 0x40) -> None:
 
 def refused(folder: Path) -> TopicsError:
     """What reading it ends with. Nothing may have been touched."""
+    figures.DAMAGES.add()
     before = contents(folder)
     with pytest.raises(TopicsError) as caught:
         read(folder)
@@ -702,6 +704,7 @@ def test_who_has_seen_it_whole_is_told_or_knows_better(mine: Path, what: str) ->
     kept = mine.parent / "kept"
     shutil.copytree(mine, kept)
     DAMAGES[what](mine)
+    figures.DAMAGES.add()
     for _ in range(2):  # it does not get used to it, either
         try:
             folder.look(now_ms=NOW_MS)
@@ -881,6 +884,7 @@ def every_flip(folder: Path, path: Path, until: int, *, step: int = 1) -> set[in
 
 def outcome_of(folder: Path) -> dict[str, object] | str:
     """What can be seen, or the refusal."""
+    figures.DAMAGES.add()
     try:
         return read(folder)
     except TopicsError as error:
@@ -918,6 +922,7 @@ def test_every_byte_of_the_log(mine: Path) -> None:
     assert every_flip(mine, path, last.offset) == set()
     for at in range(last.offset, last.offset + last.length):
         flip(path, at)
+        figures.DAMAGES.add()
         (shard,) = Folder(str(mine), now_ms=NOW_MS).shards
         assert shard.torn == [(str(path.relative_to(mine)), last.offset)], f"byte {at}"
         flip(path, at)

@@ -10,7 +10,7 @@ import pytest
 from folderplay import check_same, newcomer, stored_records, write_manifest
 from hypothesis import given
 from hypothesis import strategies as st
-from model import BOOT, examples
+from model import BOOT, EXHAUSTIVE, examples
 from onlooker import named
 from pipeshard import Forwarder, PipeShard, numbers, rule
 from test_pipes import MOVES, STEP, Graph, Life
@@ -73,7 +73,7 @@ class Machine(Life):
         self.forwarder = Forwarder(self.shard, "s", "d", self.rules)
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
 @examples(80)
 @given(
     steps=st.lists(st.one_of(STEP, STEP, STEP, st.tuples(st.just("reboot"), st.just(0))), min_size=12, max_size=30),
@@ -105,7 +105,8 @@ def test_a_reader_of_a_destination_misses_nothing(
         shard.crash()
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.full
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
 @pytest.mark.parametrize(("size", "ring"), [(2, True), (3, True), (3, False)], ids=["mirror", "ring", "chain"])
 @examples(25)
 @given(moves=st.lists(MOVES, min_size=5, max_size=8).map(lambda parts: [move for part in parts for move in part]))

@@ -157,6 +157,7 @@ def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) 
 MORE = [("append", "a", 5), ("append", "b", 12), ("flush", "b"), ("checkpoint",)]
 
 
+@pytest.mark.full
 @examples(60)
 @given(
     steps=st.lists(

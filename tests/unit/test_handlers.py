@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -175,7 +176,7 @@ def row(name: str) -> messages.TopicRow:
     return messages.TopicRow(name, 1, 1, 1, 33, False, 0)
 
 
-def listed(handlers: Handlers, answers: list[messages.TopicsListed], **query: str) -> dict[str, Any]:
+def listed(handlers: Handlers, answers: list[messages.TopicsListed], **query: Any) -> dict[str, Any]:
     gather = handlers.list_topics(request("", **query))
     assert isinstance(gather, Gather)
     return content(gather.render(answers))
@@ -278,11 +279,12 @@ def test_page_sizes_that_are_refused(handlers: Handlers, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["yes", "True", "2", ""])
 def test_flags_that_are_refused(handlers: Handlers, text: str) -> None:
-    for ask in (
+    asked: tuple[Callable[[], object], ...] = (
         lambda: handlers.get_topic(request(touch=text)),
         lambda: handlers.list_topics(request("", touch=text)),
         lambda: handlers.append(request(body=b'{"records":[{"data":1}]}', return_seqs=text)),
-    ):
+    )
+    for ask in asked:
         with pytest.raises(ApiError) as caught:
             ask()
         assert caught.value.code == "invalid_request"

@@ -117,7 +117,11 @@ def test_one_that_goes_with_its_connection_as_it_is_refused(play: Play, others: 
     """Nobody else is taken for it."""
     play.goes()
     client = object()
-    play.holding.keep(0, send=lambda _: False, refuse=lambda: play.holding.abandon(client), size=10, of=client)
+
+    def refuse() -> None:
+        play.holding.abandon(client)
+
+    play.holding.keep(0, send=lambda _: False, refuse=refuse, size=10, of=client)
     play.look(TIMEOUT_MS // 2)
     for number in range(others):
         play.keep(number)

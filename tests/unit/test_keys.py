@@ -233,9 +233,9 @@ def test_nothing_that_is_shown_tells_a_secret_or_its_digest() -> None:
 def test_keys_travel_to_children_as_digests() -> None:
     settings = Settings(api_keys=parse(f"{SECRET}:rw:in:|out."))
     for codec in (msgspec.json, msgspec.msgpack):
-        packed = codec.encode(settings)  # type: ignore[attr-defined]
+        packed = codec.encode(settings)
         assert SECRET.encode() not in packed
-        (key,) = codec.decode(packed, type=Settings).api_keys  # type: ignore[attr-defined]
+        (key,) = codec.decode(packed, type=Settings).api_keys
         assert (key.digest, key.scopes, key.prefixes) == (digest_of(SECRET.encode()), R | W, ("in:", "out."))
 
 

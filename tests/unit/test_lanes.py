@@ -28,6 +28,7 @@ from topics.gateway.routes import Routes
 from topics.gateway.sse import Definition, SseStream
 from topics.gateway.streams import Streams
 from topics.gateway.watches import SSE_HEADERS, Watches
+from topics.keys import parse_keys
 from topics.settings import Settings
 
 PATIENCE_S = 30.0
@@ -105,11 +106,11 @@ def run(gateway: Gateway, script: Any) -> None:
         with trio.fail_after(PATIENCE_S), socket.create_server(("127.0.0.1", 0)) as listener:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(gateway.lane.run)
-                stream = await trio.open_tcp_stream(*listener.getsockname())
-                sock, _ = listener.accept()
-                sock.setblocking(False)
-                gateway.lane.hand_over(sock, b"")
-                await script(Client(stream))
+                async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
+                    sock, _ = listener.accept()
+                    sock.setblocking(False)
+                    gateway.lane.hand_over(sock, b"")
+                    await script(Client(stream))
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -172,6 +173,25 @@ def test_a_head_that_is_known_and_shorter_than_the_last_one(tmp_path: Path) -> N
             client.pipe.inbox += part
             house.settle()
     assert client.pipe.took.count(b"HTTP/1.1 20") == 3
+    house.crash()
+
+
+# --- places of a key ---
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_whoever_goes_before_its_answer_gives_its_places_back(tmp_path: Path, requests: int) -> None:
+    house = House(tmp_path, api_keys=parse_keys("secret", source="here"), max_inflight_per_key=3)
+    [gateway] = house.gateways
+    for _ in range(2):
+        client = send(
+            gateway, b"GET /v0/topics/t HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n\r\n" * requests
+        )
+        gateway.round()
+        assert gateway.slots.held == [0, requests]
+        client.pipe.reset = True
+        gateway.round()
+        assert gateway.slots.held == [0, 0]
     house.crash()
 
 

@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable
 from typing import get_args
 
+import figures
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leasebook import Written, check_books, leases_of, replayed, row, rows, seen, states
-from model import EXHAUSTIVE, examples
+from model import examples, seeds
 
 from topics.errors import CorruptData
 from topics.queue.leases import Leases, State
@@ -437,9 +438,10 @@ def told(leases: Leases, written: Written, *, moves: bool) -> list[tuple[object,
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["", "dead letters"])
-@pytest.mark.parametrize("seed", range(400 if EXHAUSTIVE else 25))
+@pytest.mark.parametrize("seed", seeds(25, 400))
 def test_any_history_replayed(seed: int, moves: bool) -> None:
     """All of the log, from each checkpoint on, and as if no checkpoint had been."""
+    figures.HISTORIES.add()
     written = Written()
     checkpoints = play(random.Random(seed), written, steps=150, moves=moves)
     assert len(written.log) > 40
@@ -455,9 +457,10 @@ def test_any_history_replayed(seed: int, moves: bool) -> None:
             assert told(table, written, moves=moves) == told(written.leases, written, moves=moves)
 
 
-@pytest.mark.parametrize("seed", range(100 if EXHAUSTIVE else 10))
+@pytest.mark.parametrize("seed", seeds(10, 100))
 def test_a_log_cut_anywhere_is_the_table_of_that_moment(seed: int) -> None:
     """Events that never reached the log: what is left is the table as it was before them."""
+    figures.HISTORIES.add()
     chance = random.Random(1_000 + seed)
     written = Written()
     tables = []

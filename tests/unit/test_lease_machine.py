@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
+from figures import HISTORIES
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -68,6 +69,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        HISTORIES.add()
         self.written = Written()
         self.now = 1_000
         self.head = 0

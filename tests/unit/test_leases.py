@@ -986,6 +986,7 @@ CYCLES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cycle", CYCLES, ids=lambda cycle: cycle.__name__)
 def test_memory_follows_jobs_not_what_happened_to_them(cycle: Callable[[Leases, int], None]) -> None:
     """What is kept for each time, if only a number in a list, is fifty kilobytes here. Peaks are compared, because

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -67,7 +68,7 @@ def samples(outcome: Outcome) -> dict[str, float]:
     return found
 
 
-def scrape(handlers: MetricsHandlers, *rows: messages.TopicRow, more: bool = False, **query: str) -> dict[str, float]:
+def scrape(handlers: MetricsHandlers, *rows: messages.TopicRow, more: bool = False, **query: Any) -> dict[str, float]:
     gather = handlers.get(ask(**query))
     assert isinstance(gather, Gather)
     return samples(gather.render([messages.TopicsListed(list(rows), more), messages.TopicsListed([], False)]))

@@ -205,7 +205,7 @@ class Client:
         for event in self.h2.receive_data(await self.stream.receive_some(1 << 16)):
             if isinstance(event, h2.events.ResponseReceived):
                 assert event.stream_id is not None
-                self.answered[event.stream_id] = int(dict(event.headers)[b":status"])  # type: ignore[arg-type]
+                self.answered[event.stream_id] = int(dict(event.headers)[b":status"])
         await self.flush()
 
     async def send(self, number: int, size: int) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model import Record, error_of, examples
+from model import EXHAUSTIVE, Record, error_of, examples
 from pipeshard import Forwarder, PipeShard, numbers, rule
 
 from topics import limits
@@ -1029,7 +1029,7 @@ class Life:
         assert self.shard.engine.copies.bytes == 0
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
 @examples(150)
 @given(steps=st.lists(STEP, max_size=30), cap=st.sampled_from([0, 0, 0, 4, 9]), routers=st.sampled_from([1, 1, 2]))
 def test_whatever_happens_to_a_pair(
@@ -1148,7 +1148,7 @@ class Graph:
                 assert mine == self.written[source], f"{name}: the order of {source}"
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
 @pytest.mark.parametrize(("size", "ring"), [(2, True), (3, True), (3, False)], ids=["mirror", "ring", "chain"])
 @examples(40)
 @given(moves=MOVES)

@@ -14,7 +14,6 @@ files when a coordinator dies. It holds against it:
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model import EXHAUSTIVE, Record
+from figures import HISTORIES
+from model import Record, seeds
 from queueplay import Claimed, Gateway, House, Job, Said, Sink, Worker, run
 
 from topics import limits
@@ -34,8 +34,6 @@ from topics.storage.config import TopicConfig
 QUEUE = "jobs"
 DEAD = "jobs.dead"  # on the other shard, if there are two
 STEPS = 350
-SEEDS = int(os.environ.get("TOPICS_TEST_SEEDS", "400" if EXHAUSTIVE else "24"))
-FIRST_SEED = int(os.environ.get("TOPICS_TEST_SEED", "1"))
 
 
 @dataclass
@@ -322,7 +320,7 @@ class Machine:
     def deliver(self) -> None:
         """Somebody takes some of what waits for it."""
         house = self.house
-        owners: list[Any] = [each for each in [*house.shards, *house.gateways] if each.alive]
+        owners: list[Any] = [each for each in house.others if each.alive]
         if house.queue is not None:
             owners.append(house.queue)
         links = [(owner, peer) for owner in owners for peer, link in owner.links.items() if link.waiting]
@@ -338,7 +336,7 @@ class Machine:
         house = self.house
         if house.queue is not None and house.queue.is_awake:
             house.queue.round()
-        for each in [*house.shards, *house.gateways]:
+        for each in house.others:
             if each.alive and each.is_awake:
                 each.round()
 
@@ -784,8 +782,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEASE_CHECKPOINT_EVENTS", 12)
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+@pytest.mark.parametrize("seed", seeds(24, 400))
 def test_a_life(tmp_path: Path, seed: int) -> None:
+    HISTORIES.add()
     shards = 1 + seed % 2
     ring_bytes = 64 * 1024 if seed % 3 else 4 * 1024
     settings: dict[str, Any] = {"lease_history_bytes": 4_000, "stream_backlog_bytes": 4_096, "segment_max_events": 40}

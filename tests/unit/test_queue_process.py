@@ -90,7 +90,7 @@ def test_a_change_that_comes_with_the_answer_that_opens_the_queue(tmp_path: Path
         await house.settle()
         house.hold()
         claim = house.gateway.claim("q", "a")
-        queue, shard = house.queue, house.shard
+        queue, shard = house.process, house.shard
         await house.step((queue, "gateway-0"), (shard, "queue"))
         shard.shard.put("q", TopicConfig(type="queue", lease_ms=5_000))
         shard.flush()
@@ -114,7 +114,7 @@ def test_a_topic_that_goes_right_behind_the_answer_that_opens_the_queue(
         await house.settle()
         house.hold()
         claim = house.gateway.claim("q", "a")
-        queue, shard = house.queue, house.shard
+        queue, shard = house.process, house.shard
         await house.step((queue, "gateway-0"), (shard, "queue"))
         shard.shard.drop("q")
         shard.flush()
@@ -143,7 +143,7 @@ def test_a_topic_that_goes_while_a_claim_is_out(tmp_path: Path, durable: bool, t
     async def script(house: House) -> None:
         house.make("q", 3, leases_durable=durable)
         await house.claim("q", "a")
-        queue, shard = house.queue, house.shard
+        queue, shard = house.process, house.shard
         house.hold()
         claim = house.gateway.claim("q", "b")
         waiting = house.gateway.claim("q", "c")
@@ -170,7 +170,7 @@ def test_counters_of_a_queue_that_goes_while_it_is_asked(tmp_path: Path) -> None
     async def script(house: House) -> None:
         house.make("q", 3)
         jobs = await house.claim("q", "a", 2)
-        queue, shard = house.queue, house.shard
+        queue, shard = house.process, house.shard
         house.hold()
         claim = house.gateway.claim("q", "b", 5)
         ack = house.gateway.ack("q", "a", seqs(jobs))
@@ -196,7 +196,7 @@ def test_a_config_is_in_force_when_its_change_is_answered(tmp_path: Path) -> Non
     async def script(house: House) -> None:
         house.make("q", 20, lease_ms=1_000)
         await house.claim("q", "a")
-        gateway, shard, queue = house.gateway, house.shard, house.queue
+        gateway, shard, queue = house.gateway, house.shard, house.process
         for turn in range(2, 8):
             house.hold()
             put = messages.PutTopic("q", TopicConfig(type="queue", lease_ms=1_000 * turn), None)
@@ -263,7 +263,7 @@ def test_counters_while_acks_wait_for_their_sync(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         house.make("q", 5, durability="fsync", durable=True)
         await house.claim("q", "a", 3, 60_000)
-        shard, queue, gateway = house.shard, house.queue, house.gateway
+        shard, queue, gateway = house.shard, house.process, house.gateway
         house.hold()
         shard.syncs = False
         ack = gateway.ack("q", "a", [1, 2])
@@ -289,7 +289,7 @@ def test_a_removal_while_an_ack_waits_for_its_sync(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         house.make("q", 5, durability="fsync", durable=True)
         await house.claim("q", "a", 3, 60_000)
-        shard, queue, gateway = house.shard, house.queue, house.gateway
+        shard, queue, gateway = house.shard, house.process, house.gateway
         house.hold()
         shard.syncs = False
         ack = gateway.ack("q", "a", [2])
@@ -325,7 +325,7 @@ def test_a_job_that_is_deleted_between_a_pass_and_a_look(tmp_path: Path) -> None
         house.add("q", range(1, 4), tag="first")
         house.add("q", [4], tag="second")
         await house.claim("q", "a", 3, 60_000)
-        shard, queue, gateway = house.shard, house.queue, house.gateway
+        shard, queue, gateway = house.shard, house.process, house.gateway
         house.hold()
         claim = gateway.claim("q", "b", 1, 60_000)
         await house.step((queue, "gateway-0"), (shard, "queue"))  # job 4 is on its way
@@ -357,7 +357,7 @@ def test_a_durable_lease_that_could_not_be_written(tmp_path: Path, fault: str, w
         await house.claim("q", "a", 4, 60_000)
         disk = house.shard.shard.disk
         assert isinstance(disk, FaultyDisk)
-        queue, shard, gateway = house.queue, house.shard, house.gateway
+        queue, shard, gateway = house.process, house.shard, house.gateway
         house.hold()
         if word == "claim":
             said: Sink = gateway.claim("q", "b", 2, 60_000)
@@ -468,13 +468,13 @@ def test_a_shard_that_dies_right_behind_its_answer(tmp_path: Path, log: bool, ag
         house.make("q", 5, lease_ms=1_000)
         if log or again:
             await house.claim("q", "a")
-        queue = house.queue
+        queue = house.process
         if again:
             house.shard_dies()
             house.shard_returns()
         elif log:
             await house.queue_dies_and_returns()
-            queue = house.queue
+            queue = house.process
         house.hold()
         claim = None if again or log else house.gateway.claim("q", "b")
         if not again:
@@ -818,6 +818,7 @@ def coordinators_bytes() -> int:
     return sum(trace.size for trace in snapshot.traces)
 
 
+@pytest.mark.full
 def test_memory_follows_leases_and_not_jobs(tmp_path: Path) -> None:
     """Many jobs and few leases, by claims and by a stream; then more of either."""
 
@@ -963,7 +964,7 @@ def test_who_leaves_a_cohort_gets_nothing(tmp_path: Path, when: str) -> None:
         await house.step((house.queue, "gateway-0"))
         if when == "in the pass":
             house.move_clock(600)
-            house.queue.round()
+            house.process.round()
             assert house.shard.links["queue"].peek() == [Op.TAKE_JOBS]
         house.gateway.abandon(leaver)
         await house.step((house.queue, "gateway-0"))
@@ -1125,7 +1126,7 @@ def test_who_came_first_is_not_overtaken_for_ever(tmp_path: Path) -> None:
                 house.let(house.shard, "queue")
                 house.let(house.queue, "shard-0")
                 house.let(house.gateway, "queue")
-                if not house.shard.links["queue"].waiting and not house.queue.links["shard-0"].waiting:
+                if not house.shard.links["queue"].waiting and not house.process.links["shard-0"].waiting:
                     break
                 await house.rest()
         order = [claim.value.seqs[0] for claim in claims if claim.done]
@@ -1279,7 +1280,7 @@ async def is_replaced(house: House) -> Sink:
     """The shard has gone in order, and somebody has asked for a job since."""
     house.make("q", 4)
     assert seqs(await house.claim("q", "a")) == [1]
-    house.queue.context.on_hold("shard-0")
+    house.process.context.on_hold("shard-0")
     await house.pass_time(LOGGED_MS)
     house.shard_dies()
     claim = house.gateway.claim("q", "b")
@@ -1333,7 +1334,7 @@ def test_a_successor_that_dies_before_it_serves(tmp_path: Path) -> None:
 def test_a_successor_that_never_comes(tmp_path: Path, state: State) -> None:
     async def script(house: House) -> None:
         claim = await is_replaced(house)
-        house.queue.states["shard-0"] = state
+        house.process.states["shard-0"] = state
         await house.pass_time(LOGGED_MS)
         await is_refused(house, claim)
 

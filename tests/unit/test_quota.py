@@ -161,7 +161,7 @@ def test_one_that_has_never_said_what_it_holds_is_waited_for(state: State) -> No
     row.set(Word.TOTALS_KNOWN, 0)
     quota = quota_of(board, 0, max_topics=10, max_total_bytes=100)
     for claim in ({"new_topic": True}, {"more": 1}):
-        error = refusal(quota, 2, 20, **claim)  # type: ignore[arg-type]
+        error = refusal(quota, 2, 20, **claim)
         assert error is not None
         assert (error.code, error.status) == ("not_ready", 503)
         assert error.retry_after_s is not None

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import posix_ipc
 import pytest
 
-from topics.shm import region as region_module
 from topics.shm.region import OutOfSharedMemory, Region, sweep_leftovers
 
 SHM = Path("/dev/shm")
@@ -100,12 +100,12 @@ def test_sweep_takes_the_names_of_the_dead_only() -> None:
 
 def test_creating_survives_a_sweep_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other server's sweep may take the name before we do; the region is as good."""
-    real = region_module.posix_ipc.SharedMemory
+    real = posix_ipc.SharedMemory
 
     def swept(name: str, *args: object, **kwargs: object) -> object:
         memory = real(name, *args, **kwargs)
         (SHM / name.removeprefix("/")).unlink()
         return memory
 
-    monkeypatch.setattr(region_module.posix_ipc, "SharedMemory", swept)
+    monkeypatch.setattr(posix_ipc, "SharedMemory", swept)
     Region.create(4_096).close()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from figures import CRASH_POINTS
 from model import QuickDisk, Record, Shard, error_of
 from test_tails import Follower, Stage
 
@@ -593,6 +594,7 @@ class DyingDisk(QuickDisk):
     def _step(self) -> None:
         self.left -= 1
         if self.left == 0:
+            CRASH_POINTS.add()
             raise Gone
 
     def write(self, fd: int, data: bytes, offset: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from figures import DAMAGES
 from folderplay import write_manifest
 from mended import check_server, check_word, frames_of, records, repair, seen
 from model import Shard
@@ -18,6 +19,7 @@ from topics.errors import TopicsError
 from topics.folder import mending
 from topics.folder.log import _boot_id
 from topics.folder.ranges import both, joined, minus, total
+from topics.folder.verify import verify
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import FrameType
@@ -38,6 +40,7 @@ def mine(whole: Path, tmp_path: Path) -> Path:
 def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x40
+    DAMAGES.add()
     path.write_bytes(data)
 
 
@@ -97,6 +100,7 @@ def test_a_batch_without_a_head_puts_all_in_doubt(whole: Path, mine: Path) -> No
     check_word(whole, mine, report)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("field", [4, 8, 10, 12, 16, 24, 40])
 @pytest.mark.parametrize(("at", "bit"), [(-1, 4), (-1, 16), (-2, 4)])
 def test_a_damaged_head_clears_nobody(whole: Path, mine: Path, field: int, at: int, bit: int) -> None:
@@ -112,6 +116,7 @@ def test_a_damaged_head_clears_nobody(whole: Path, mine: Path, field: int, at: i
 def flip_bit(path: Path, offset: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= bit
+    DAMAGES.add()
     path.write_bytes(data)
 
 
@@ -402,6 +407,17 @@ def tiered(mine: Path, tmp_path: Path) -> tuple[Path, Path]:
         shutil.move(path, target)
     write_manifest(mine, cold=str(cold))
     return mine, cold
+
+
+def test_a_copy_that_nothing_names_may_be_in_both_tiers(tiered: tuple[Path, Path]) -> None:
+    """As a shard leaves it that dies between the copy of a segment and the snapshot that names one of the two."""
+    mine, cold = tiered
+    path = segment_of(mine, "old", 0).relative_to(mine)
+    for tier in (mine, cold):
+        shutil.copy(cold / path, tier / path.with_name(f"{10**9:020d}.data"))
+    verdict = verify(str(mine), deep=True, running=False)
+    assert verdict.clean, verdict.problems
+    assert [note.file for note in verdict.notes] == [str(path.with_name(f"{10**9:020d}.data"))] * 2
 
 
 def test_a_cold_segment_is_mended_where_it_is(whole: Path, tiered: tuple[Path, Path]) -> None:

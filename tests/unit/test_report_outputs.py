@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from unit.reportsample import NOW_MS, outcome
+from reportsample import NOW_MS, outcome
 
 from spark_pipeline.reports import outputs
 from spark_pipeline.reports.outcome import Entry, Outcome

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from unit.reportsample import EVIL, NOW_MS, outcome
+from reportsample import EVIL, NOW_MS, outcome
 
 from spark_pipeline.reports import page
 from spark_pipeline.reports.outcome import Outcome

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model import examples
+from model import EXHAUSTIVE, examples
 from pipeshard import numbers
 from routerplay import Play, run
 
@@ -299,7 +299,7 @@ EVENTS = st.lists(
 )
 
 
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
 @examples(60)
 @given(events=EVENTS)
 def test_any_order(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, str, int]]) -> None:

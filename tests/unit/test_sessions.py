@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -380,7 +381,10 @@ def test_the_later_epoch_wins(one: Gateway, two: Gateway, late: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_stream_wins_over_what_is_remembered_of_before(one: Gateway, two: Gateway, late: bool) -> None:
     home = Home(gateways=2)
-    steps = [lambda: home.restore("w", one, 10, epoch=3), lambda: home.restore("w", two, 20, epoch=4, stream=77)]
+    steps: list[Callable[[], object]] = [
+        lambda: home.restore("w", one, 10, epoch=3),
+        lambda: home.restore("w", two, 20, epoch=4, stream=77),
+    ]
     for step in reversed(steps) if late else steps:
         step()
     home.all_restored(one, two)

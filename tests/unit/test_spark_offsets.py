@@ -16,6 +16,10 @@ from topics.storage.config import TopicConfig
 
 
 def at(*, id: str = "1", **places: int) -> Offsets:
+    return of(places, id=id)
+
+
+def of(places: dict[str, int], *, id: str = "1") -> Offsets:
     return {name: {"id": id, "next": following} for name, following in places.items()}
 
 
@@ -86,8 +90,8 @@ offset_maps = st.dictionaries(st.sampled_from("abcdefgh"), where_and_how_many, m
 def test_never_more_than_allowed_and_never_nothing(
     topics: dict[str, tuple[int, int]], most: int, known: set[str]
 ) -> None:
-    start = at(**{name: first for name, (first, _) in topics.items() if name in known})
-    heads = at(**{name: first + count for name, (first, count) in topics.items()})
+    start = of({name: first for name, (first, _) in topics.items() if name in known})
+    heads = of({name: first + count for name, (first, count) in topics.items()})
     found = admitted(start, heads, most, lambda name: topics[name][0])
     taken = {name: place["next"] - topics[name][0] for name, place in found.items()}
     waiting = {name: count for name, (_, count) in topics.items()}
@@ -103,7 +107,7 @@ def test_never_more_than_allowed_and_never_nothing(
 
 @given(topics=offset_maps, most=st.integers(1, 30))
 def test_batch_after_batch_reaches_the_heads_and_stays_there(topics: dict[str, tuple[int, int]], most: int) -> None:
-    heads = at(**{name: first + count for name, (first, count) in topics.items()})
+    heads = of({name: first + count for name, (first, count) in topics.items()})
     place: Offsets = {}
     for _ in range(sum(count for _, count in topics.values()) + 1):
         place = admitted(place, heads, most, lambda name: topics[name][0])
@@ -113,11 +117,11 @@ def test_batch_after_batch_reaches_the_heads_and_stays_there(topics: dict[str, t
 
 def test_topics_take_turns_although_all_of_them_go_on_being_written() -> None:
     names = [f"t{n}" for n in range(10)]
-    place = at(**dict.fromkeys(names, 1))
+    place = of(dict.fromkeys(names, 1))
     heads = dict.fromkeys(names, 1_000)
     for batch in range(20):
         heads = {name: head + (100 if batch % 2 else 1) for name, head in heads.items()}
-        place = admitted(place, at(**heads), 3, from_one)
+        place = admitted(place, of(heads), 3, from_one)
     assert sum(places(place).values()) == 10 + 60
     assert set(places(place).values()) == {7}
 

@@ -91,7 +91,7 @@ class Stage:
     def ask(self, op: Op, follower: Follower, head: Any) -> tuple[Any, bytes]:
         """What is answered at once; an error is raised."""
         correlation = self.send(op, follower, head)
-        op, known, answer, body = follower.take()[-1]
+        _, known, answer, body = follower.take()[-1]
         assert known == correlation
         if isinstance(answer, Exception):
             raise answer

@@ -325,7 +325,9 @@ def test_a_delete_that_ends_in_an_emptied_block_of_the_cold_tier(shard: Shard) -
     assert shard.delete("t", tag="x").deleted == 10
     shard.checkpoint()
     shard.relocate()
-    assert shard.topic("t").rows.find(14).source.cold
+    row = shard.topic("t").rows.find(14)
+    assert row is not None
+    assert row.source.cold
     assert shard.delete("t", before_seq=15).deleted == 10
     assert shard.topic("t").earliest_seq == 21
 

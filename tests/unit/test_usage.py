@@ -130,7 +130,8 @@ def contend(
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_racing_threads_never_have_more_together(usage: Usage, most: int) -> None:
-    lock, there, found = threading.Lock(), [0], []
+    found: list[tuple[int, int, int]] = []
+    lock, there = threading.Lock(), [0]
     threads = [
         threading.Thread(target=contend, args=(usage, gateway, most, 20_000, lock, there, found.append))
         for gateway in range(GATEWAYS)

@@ -15,13 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from figures import DAMAGES
 from mended import frames_of
 
 from topics.folder import checking
 from topics.folder import verify as proving
 from topics.folder.verify import Verdict
-from topics.storage.format import FRAME_HEADER, FrameType
-from topics.storage.frames import CHECKSUM, Frame, decode_wal_header, encode_frame
+from topics.storage.format import CHECKSUM, FRAME_HEADER, FrameType
+from topics.storage.frames import Frame, decode_wal_header, encode_frame
 from topics.storage.manifest import Manifest, encode_manifest
 from topics.storage.segment import (
     SegmentHeader,
@@ -144,7 +145,7 @@ def reindexed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     for _, offset, length in index.directory:
         at = index.pages_offset + offset
         tags.update(msgspec.msgpack.decode(data[at : at + length - CHECKSUM.size], type=list[tuple[str, list[int]]]))
-    parts = {
+    parts: dict[str, Any] = {
         "topic_id": index.topic_id,
         "first_seq": index.first_seq,
         "last_seq": index.last_seq,
@@ -449,12 +450,18 @@ def a_floor_above_the_head(folder: Path) -> None:
 
 @case("evict_floor 40, earliest_seq 40 and head_seq 30 are out of order|flushed_seq 54 is above head_seq 30")
 def a_head_below_the_segments(folder: Path) -> None:
-    rewrite(folder, lambda topic: (setattr(topic, "head_seq", 30), setattr(topic, "floor", 40)))
+    def below(topic: TopicState) -> None:
+        topic.head_seq, topic.floor = 30, 40
+
+    rewrite(folder, below)
 
 
 @case("are out of order")
 def a_floor_that_nobody_reaches(folder: Path) -> None:
-    rewrite(folder, lambda topic: (setattr(topic, "evict_floor", 56), setattr(topic, "floor", 56)))
+    def unreached(topic: TopicState) -> None:
+        topic.evict_floor = topic.floor = 56
+
+    rewrite(folder, unreached)
 
 
 @case("flushed_seq 99 is above head_seq 54")
@@ -547,6 +554,7 @@ def test_damage_is_named(whole: Path, tmp_path: Path, name: str) -> None:
     says, only_deep, do = CASES[name]
     mine = Path(shutil.copytree(whole, tmp_path / "data"))
     do(mine)
+    DAMAGES.add()
     shallow = texts(proving.verify(str(mine), deep=False, running=False))
     verdict = proving.verify(str(mine), deep=True, running=False)
     assert verdict.clean == (name in NOTES)
@@ -585,10 +593,10 @@ def sentences_of(file: str) -> list[str]:
         and isinstance(node.body[0].value, ast.Constant)
     }
     parts = {value for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
-    found = []
+    found: list[tuple[str, ast.expr]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            text = ".*".join(re.escape(value.value) for value in node.values if isinstance(value, ast.Constant))
+            text = ".*".join(re.escape(str(value.value)) for value in node.values if isinstance(value, ast.Constant))
             found.append((text, node))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose | parts:
             found.append((re.escape(node.value), node))

@@ -87,6 +87,9 @@ class Client:
     def tell_gone(self, cursor: Cursor, head_seq: int) -> None:
         self.heard.append(("gone", cursor.topic, head_seq))
 
+    def tell_paced(self, topics: list[str], retry_after_ms: int) -> None:
+        self.heard.append(("paced", topics, retry_after_ms))
+
     def hears(self) -> list[tuple[Any, ...]]:
         heard, self.heard = self.heard, []
         return heard
@@ -402,7 +405,7 @@ def test_a_push_to_a_full_client_is_not_written(world: World) -> None:
     assert (cursor.state, cursor.at, client.outlet.written) == (State.LAGGING, 6, written)
     assert client.watcher.full_since_ns == 77
     client.drains(left=BACKLOG // 2 + 1)
-    assert cursor.state is State.LAGGING
+    assert (cursor.state, cursor.at) == (State.LAGGING, 6)
     client.drains(left=BACKLOG // 2)
     assert client.watcher.full_since_ns == 0
     reading, request = world.one(Op.READ)
@@ -638,6 +641,21 @@ def test_live_watchers_wait_for_a_shard_and_go_on(world: World) -> None:
     world.push(again, 6, 8)
     assert client.hears() == [("records", "t", [7, 8])]
     assert (cursor.state, len(world.feeds)) == (State.LIVE, 1)
+
+
+def test_a_feed_goes_on_from_where_it_stands_and_not_from_the_head(world: World) -> None:
+    client = Client(world)
+    cursor, correlation = live(world, client)
+    world.push(correlation, 5, 6, head=9)
+    assert client.hears() == [("records", "t", [6])]
+    world.link_down()
+    world.link_up()
+    again, request = world.one(Op.FOLLOW)
+    assert request.from_seq == 6
+    world.following(again, 6, head=9)
+    world.push(again, 6, 9)
+    assert client.hears() == [("records", "t", [7, 8, 9])]
+    assert (cursor.state, cursor.at) == (State.LIVE, 9)
 
 
 def test_the_topic_is_gone_when_the_shard_is_back(world: World) -> None:

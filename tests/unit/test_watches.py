@@ -95,7 +95,7 @@ def test_a_session_is_made(house: House) -> None:
 
 
 def test_unknown_topics(house: House) -> None:
-    body = {"topics": {"nothing": {}, "t": {}}}
+    body: dict[str, Any] = {"topics": {"nothing": {}, "t": {}}}
     answer = post(house, body).answer
     assert answer is not None
     assert (answer.status, answer.json["error"]["code"]) == (404, "topic_not_found")
@@ -134,7 +134,8 @@ def test_a_shard_that_is_down_refuses_a_session_on_it(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         house.shards[number].shard.append(name, [Record(b"1")])
     house.shard_dies(1)
-    for body, status in (({names[0]: {}}, 200), ({names[0]: {}, names[1]: {}}, 503)):
+    asked: list[tuple[dict[str, Any], int]] = [({names[0]: {}}, 200), ({names[0]: {}, names[1]: {}}, 503)]
+    for body, status in asked:
         client = send(house.gateways[0], watch_request({"topics": body}))
         for _ in range(4):
             house.gateways[0].round()

@@ -10,6 +10,7 @@ tardy     holds nobody as long as this stands there
 """
 
 import os
+import socket
 import time
 
 import __main__
@@ -54,5 +55,10 @@ async def run(context: Context) -> None:
         context.on_hold = lambda peer: trace(context, "told_to_hold", peer=peer)
     if what == "tardy":
         context.on_hold = lambda peer: hold_late(context, peer)
-    context.on_retire = lambda heir: (trace(context, "told_to_retire"), context.on_stop())[1]
+
+    def retire(heir: socket.socket | None) -> None:
+        trace(context, "told_to_retire")
+        context.on_stop()
+
+    context.on_retire = retire
     await echo.run(context)
