@@ -1,11 +1,27 @@
 # `make run` and `make test` work on a fresh machine; both go through `make setup`.
+# test: the gate, some minutes. test-full: every test there is. test-exhaustive: seeds, kills and fuzz for hours.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# More workers than cores: most of a test's time is waiting for processes that start.
+WORKERS ?= 4
+# Servers and workers compile hundreds of modules again at every start if this is set.
+unexport PYTHONDONTWRITEBYTECODE
+# Of pytest: make test ARGS=--durations=200
+ARGS ?=
+# Knobs of single runs: they would leave tests out.
+unexport TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE PYTEST_ADDOPTS PYTEST_PLUGINS
+# -rs: a test that was skipped says why.
+# A worker that dies ends the run: a replacement would run the test that killed it once more.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --max-worker-restart=0 -rs $(ARGS)
+$(if $(filter 0,$(WORKERS)),$(error WORKERS=0: at least one process runs the tests))
+# Of what loss and corruption hang on; pyproject.toml names the files and the least that will do.
+COVERAGE := --cov --cov-report=term:skip-covered
 STAMP  := $(VENV)/.installed
 SPARK  := $(VENV)/.spark-installed
 
-.PHONY: setup run test lint unit e2e fuzz browser recovery spark bench bench-spark report clean
+.PHONY: setup run test test-full test-exhaustive test-planted lint unit e2e fuzz browser recovery spark bench bench-spark \
+	report clean
 
 setup: $(STAMP)
 
@@ -26,16 +42,21 @@ lint: $(SPARK)
 	$(BIN)/ruff check topics tests spark_pipeline pyspark_topics
 	$(BIN)/ruff format --check topics tests spark_pipeline pyspark_topics
 	$(BIN)/mypy
+	@for family in unit actors recovery; do $(BIN)/mypy tests/$$family/conftest.py || exit 1; done
 
 unit: setup
-	$(BIN)/pytest tests/unit tests/actors tests/concurrency tests/golden tests/test_architecture.py tests/test_docs.py
+	$(PYTEST) tests/unit tests/actors tests/concurrency tests/golden tests/planted tests/test_*.py
+
+# Tests of the tests: bugs planted one by one in a copy of the tree, each of which a test has to catch.
+test-planted: setup
+	$(BIN)/python tests/planted/run.py
 
 e2e: setup
-	$(BIN)/pytest tests/e2e
+	$(PYTEST) tests/e2e
 
 # TOPICS_FUZZ_CASES=200000 TOPICS_FUZZ_SEED=random make fuzz for a long one.
 fuzz: setup
-	$(BIN)/pytest tests/fuzz
+	$(PYTEST) tests/fuzz
 
 # The browser tests need Chromium. Where root can have it installed, it is; elsewhere they are skipped.
 define want_chromium
@@ -51,14 +72,14 @@ endef
 
 browser: setup
 	$(want_chromium)
-	$(BIN)/pytest tests/browser
+	$(PYTEST) tests/browser
 
 recovery: setup
-	$(BIN)/pytest tests/recovery
+	$(PYTEST) tests/recovery
 
 # The Spark tests need Java 17 or newer; the same rule.
 define want_java
-	@command -v java >/dev/null || \
+	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing Java 17 for the Spark tests"; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless >/dev/null || \
@@ -70,12 +91,24 @@ endef
 
 spark: $(SPARK)
 	$(want_java)
-	$(BIN)/pytest tests/spark
+	$(PYTEST) tests/spark
 
+# What CI runs. A failure is a failure: nothing is tried twice.
 test: lint
 	$(want_chromium)
 	$(want_java)
-	$(BIN)/pytest tests || { echo "once more, those that failed alone:"; $(BIN)/pytest tests --last-failed --last-failed-no-failures none; }
+	TOPICS_FUZZ_CASES=4000 $(PYTEST) $(COVERAGE) -m "gate or not full" tests
+
+test-full: lint
+	$(want_chromium)
+	$(want_java)
+	$(PYTEST) $(COVERAGE) tests
+
+# Crash points, damage, fuzz and models with new seeds for so many hours; docs/RELIABILITY.md.
+HOURS ?= 1
+
+test-exhaustive: setup
+	$(BIN)/python tests/exhaustive.py --hours $(HOURS)
 
 bench: setup
 	$(BIN)/topics bench
