@@ -11,6 +11,7 @@ MIB = 1024 * KIB
 MAX_BATCH_RECORDS = 10_000
 MAX_RECORD_BYTES = 1 * MIB  # data + meta: one record can't fill a commit
 MAX_BODY_BYTES = 64 * MIB  # before parsing, and again after gunzip
+CONTROL_BODY_BYTES = 256 * KIB  # of every body but an append's: it names things, and is decoded in one go
 MAX_META_BYTES = 16 * KIB
 MAX_META_KEYS = 64
 META_DEPTH = 400  # levels of a meta that are always taken: all who read it go down as deep, and their stacks end

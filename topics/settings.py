@@ -84,6 +84,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = False
 
     @property
+    def control_body_bytes(self) -> int:
+        """Of bodies that name things: as many as an operator allows must fit."""
+        named = max(48 * self.max_claim, 320 * self.max_watch_topics)
+        return min(max(limits.CONTROL_BODY_BYTES, named), self.max_body_bytes)
+
+    @property
     def loopback(self) -> bool:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 

@@ -10,8 +10,9 @@ from parts import metrics, queues, routers, watches
 
 from topics import limits
 from topics.errors import ApiError
+from topics.gateway.compression import gunzip, gzip
 from topics.gateway.handlers import Handlers
-from topics.gateway.head import Head, Heads, accepts_gzip, check_content_type, gunzip, gzip, is_gzipped
+from topics.gateway.head import Head, Heads, accepts_gzip, check_content_type, is_gzipped
 from topics.gateway.routes import Routes
 from topics.settings import Settings
 from topics.shm.counters import Board

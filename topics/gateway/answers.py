@@ -7,8 +7,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from topics import limits
+from topics.gateway.compression import gzip
 from topics.gateway.exchange import Response
-from topics.gateway.head import gzip
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -7,7 +7,7 @@ the wrong type is refused; a duplicate key's last value counts.
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -76,6 +76,9 @@ class AppendIn(msgspec.Struct):
     disable_backpressure: bool = False
 
 
+Match = str | tuple[str, str, str]  # "X", ["tag","Eq","X"] or ["tag","Glob","X*"]
+
+
 class _DiffIn(msgspec.Struct):
     from_seq: int = 0
     limit: int = limits.DEFAULT_LIMIT
@@ -87,7 +90,7 @@ class _DiffIn(msgspec.Struct):
 
 class _DeleteIn(msgspec.Struct):
     before_seq: int | None = None
-    match: str | list[Any] | None = None
+    match: Match | None = None
 
 
 class _RouterIn(msgspec.Struct):
@@ -96,13 +99,13 @@ class _RouterIn(msgspec.Struct):
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
-    filter: str | list[Any] | None = None
+    filter: Match | None = None
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
 
 
 _router_decoder = msgspec.json.Decoder(_RouterIn)
-_append_decoder = msgspec.json.Decoder(AppendIn)
+append_decoder = msgspec.json.Decoder(AppendIn)
 _diff_decoder = msgspec.json.Decoder(_DiffIn)
 _delete_decoder = msgspec.json.Decoder(_DeleteIn)
 _config_decoder = msgspec.json.Decoder(ConfigIn)
@@ -194,7 +197,7 @@ def resolve_config(given: ConfigIn, topic: str) -> TopicConfig:
 
 def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None) -> tuple[Append, bytes]:
     """The message head and the batch body. `key` is the Idempotency-Key header; the body's field wins."""
-    return resolve_append(decode_json(_append_decoder, body), topic, settings, key=key, size=len(body))
+    return resolve_append(decode_json(append_decoder, body), topic, settings, key=key, size=len(body))
 
 
 def resolve_append(
@@ -206,11 +209,7 @@ def resolve_append(
     if count == 0:
         raise invalid("records must hold at least one record", field="records")
     if count > settings.max_batch_records:
-        raise ApiError(
-            "batch_too_large",
-            f"{count} records in one write; the most is {settings.max_batch_records}. Split it",
-            {"count": count, "max": settings.max_batch_records},
-        )
+        raise batch_too_large(count, settings.max_batch_records)
     if given.idempotency_key is not None:
         key = given.idempotency_key
     if key is not None and not 1 <= len(key) <= limits.MAX_KEY_CHARS:
@@ -231,6 +230,14 @@ def resolve_append(
     config = None if given.config is None else resolve_config(given.config, topic)
     packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
     return Append(topic, count, weight, given.create, config, key, given.disable_backpressure), packed
+
+
+def batch_too_large(count: int, most: int) -> ApiError:
+    return ApiError(
+        "batch_too_large",
+        f"{count} records in one write; the most is {most}. Split it",
+        {"count": count, "max": most},
+    )
 
 
 class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -363,11 +370,11 @@ def decode_delete(body: bytes | bytearray, topic: str) -> DeleteRecords:
     return DeleteRecords(topic, before, tag, prefix)
 
 
-def decode_match(match: str | list[Any], *, field: str = "match") -> tuple[str, bool]:
+def decode_match(match: Match, *, field: str = "match") -> tuple[str, bool]:
     """(tag, whether it is a prefix) from "X", ["tag","Eq","X"] or ["tag","Glob","X*"]."""
     if isinstance(match, str):
         return match, False
-    if len(match) != 3 or not all(isinstance(part, str) for part in match) or match[0] != "tag":
+    if match[0] != "tag":
         raise invalid(f'{field} must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"]', field=field)
     _, operator, pattern = match
     if operator == "Eq":

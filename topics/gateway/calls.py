@@ -23,6 +23,7 @@ from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
 from topics.gateway.plain import PlainEntry, PlainRun
 from topics.gateway.pressure import Pressure
+from topics.gateway.slices import Slices
 from topics.shm.counters import State
 
 
@@ -74,6 +75,7 @@ class Calls:
         self._state_of = state_of  # what the board says of a peer
         self.parking = Parking()
         self.holding = Holding(timeout_ms=timeout_ms)
+        self.slices = Slices(self.failed)  # requests whose bodies are still being read
         self.router = shards
         self.queue = shards + 1
         peers = shards + 2
@@ -87,7 +89,7 @@ class Calls:
         self.on_fault: Callable[[Exception, int], None] = _raised  # a bug; with the id of its request, if there is one
 
     def __len__(self) -> int:
-        return sum(map(len, self._pending)) + len(self.parking) + len(self.holding)
+        return sum(map(len, self._pending)) + len(self.parking) + len(self.holding) + len(self.slices)
 
     def new_id(self) -> int:
         """For a request; its questions carry it too, as their correlation."""

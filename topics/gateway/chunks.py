@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.errors import invalid
-from topics.gateway.head import too_large
+from topics.gateway.compression import too_large
 
 _MAX_LINE = 256
 _MAX_TRAILER = 8_192

@@ -33,10 +33,13 @@ from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.access import AccessLog
 from topics.gateway.calls import Calls
+from topics.gateway.compression import gunzip, gzip, too_large
 from topics.gateway.exchange import Outcome, Request, Response, error_response
 from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
+from topics.gateway.large import opened
+from topics.gateway.large_append import LargeAppend
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
@@ -71,6 +74,10 @@ class _Life:
     @property
     def answered(self) -> bool:
         return self._response is not None
+
+    @property
+    def gone(self) -> bool:
+        return self._over
 
     def finish(self, value: Response) -> None:
         self.waits = False
@@ -315,16 +322,18 @@ class ColdLane:
             self._slots.give(life.slot)
             life.slot = 0
 
-    async def _ask(self, life: _Life, outcome: Outcome) -> Response:
+    async def _ask(self, life: _Life, outcome: Outcome | LargeAppend) -> Response:
         life.waits = True
-        self._calls.submit(outcome, life, life.id)
+        if isinstance(outcome, LargeAppend):
+            self._calls.slices.add(outcome)
+        else:
+            self._calls.submit(outcome, life, life.id)
         self.flush()
         return await life.wait_answered()
 
-    async def _body(self, life: _Life, *, keep: bool) -> bytearray:
+    async def _body(self, life: _Life, most: int, *, keep: bool) -> bytearray:
         """The whole body. One that is too large, or that nobody will read, is read on and dropped: many a client does
         not look for an answer before it has sent everything."""
-        most = self._settings.max_body_bytes
         body, size, give_up = bytearray(), 0, 0.0
         timeout_s = self._settings.body_timeout_ms / 1_000
         began = trio.current_time()
@@ -344,7 +353,7 @@ class ColdLane:
             raise ApiError("request_timeout", "the body did not arrive in time") from None
         life.started_ns = time.perf_counter_ns()
         if size > most:
-            raise head.too_large(most)
+            raise too_large(most)
         return body
 
     def _admit(self, life: _Life) -> tuple[Route, Key | None]:
@@ -355,20 +364,23 @@ class ColdLane:
         given = [value.encode("latin-1") for value in current.headers.getlist("authorization")]
         return route, self._guard.admit(route, given)
 
-    async def _outcome(self, life: _Life) -> Outcome:
+    async def _outcome(self, life: _Life) -> Outcome | LargeAppend:
         try:
             route, owner = self._admit(life)
         except ApiError:
-            await self._body(life, keep=False)
+            await self._body(life, self._settings.max_body_bytes, keep=False)
             raise
-        body: bytes | bytearray = await self._body(life, keep=route.takes_body)
+        body: bytes | bytearray = await self._body(life, route.most, keep=route.takes_body)
         if self._handlers.draining and not route.always:
             raise shutting_down()
         self._take_slot(life, owner)
         if body:
             head.check_content_type(_header("content-type"))
-        if head.is_gzipped(_header("content-encoding")) and body:
-            body = head.gunzip(body, most=self._settings.max_body_bytes)
+        gzipped, large = head.is_gzipped(_header("content-encoding")), None
+        if route.large:
+            body, large = opened(body, self._settings, gzipped=gzipped, most=route.most)
+        elif gzipped and body:
+            body = gunzip(body, most=route.most)
         try:
             key = _header("idempotency-key").decode() if "idempotency-key" in current.headers else None
         except UnicodeDecodeError:
@@ -378,6 +390,8 @@ class ColdLane:
             request.headers = {
                 name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
             }
+        if large is not None:
+            return LargeAppend(self._handlers, self._calls, life, request, large)
         return route.handler(request)
 
     # --- streams ---
@@ -498,6 +512,6 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-        body = head.gzip(body)
+        body = gzip(body)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)

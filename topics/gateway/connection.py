@@ -77,6 +77,10 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
             connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
 
+    @property
+    def gone(self) -> bool:
+        return bool(self.connection.closed)
+
     def abort(self) -> None:
         self.connection.abort()
 

@@ -65,8 +65,12 @@ class Handlers:
     # --- records ---
 
     def append(self, request: Request) -> Outcome:
-        topic = request.name
-        head, batch = bodies.decode_append(request.body, topic, self.settings, key=request.idempotency_key)
+        given = bodies.decode_json(bodies.append_decoder, request.body)
+        return self.append_given(request, given, size=len(request.body))
+
+    def append_given(self, request: Request, given: bodies.AppendIn, *, size: int) -> Outcome:
+        """The same for a body that is decoded; `size` is how many bytes it was."""
+        head, batch = bodies.resolve_append(given, request.name, self.settings, key=request.idempotency_key, size=size)
         if head.config is not None:
             check_config(request.key, head.config)
         if not head.patient:

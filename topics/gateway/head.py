@@ -11,13 +11,13 @@ LF, folded lines. The connection closes after such a head, because where the nex
 from __future__ import annotations
 
 import re
-import zlib
 
 import httptools
 import msgspec
 
 from topics import limits
 from topics.errors import ApiError, invalid
+from topics.gateway.compression import too_large
 from topics.gateway.guard import Guard
 from topics.gateway.plain import PlainRoute
 from topics.gateway.routes import Route, Routes
@@ -170,6 +170,8 @@ class Heads:
             # Heads are kept: without the token that a query may hold.
             route = found._replace(query={name: text for name, text in found.query.items() if name != "token"})
             owner = self._guard.admit(found, headers.get(b"authorization", []))
+            if length > route.most:
+                raise too_large(route.most)
             if route.takes_body and length != 0:
                 check_content_type(headers.get(b"content-type", [b""])[-1])
             gzip_body = _gzipped(headers.get(b"content-encoding", [])) and route.takes_body
@@ -287,26 +289,3 @@ def accepts_gzip(value: bytes) -> bool:
         if coding.strip() in (b"gzip", b"x-gzip"):
             return quality.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
     return False
-
-
-def too_large(most: int) -> ApiError:
-    return ApiError("payload_too_large", f"the body is larger than {most} bytes; split it", {"max": most})
-
-
-def gunzip(data: bytes | bytearray, *, most: int) -> bytes:
-    """A gzip body, never growing beyond `most`: a small bomb is refused as the large body it is."""
-    unpacker = zlib.decompressobj(wbits=31)
-    try:
-        body = unpacker.decompress(data, most + 1)
-        if len(body) > most:
-            raise too_large(most)
-        if not unpacker.eof or unpacker.unused_data:
-            raise invalid("the gzip body is incomplete or has something behind it")
-    except zlib.error as error:
-        raise invalid(f"the body is not valid gzip: {error}") from None
-    return body
-
-
-def gzip(body: bytes) -> bytes:
-    packer = zlib.compressobj(level=1, wbits=31)
-    return packer.compress(body) + packer.flush()

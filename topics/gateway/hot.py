@@ -27,11 +27,14 @@ from topics.gateway.answers import Answers
 from topics.gateway.bodies import decode_plain
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
+from topics.gateway.compression import gunzip
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
 from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.guard import too_many_in_flight
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
-from topics.gateway.head import Head, Heads, gunzip
+from topics.gateway.head import Head, Heads
+from topics.gateway.large import DIRECT_BYTES, opened
+from topics.gateway.large_append import LargeAppend
 from topics.gateway.patience import Patience, Verdict
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
@@ -384,7 +387,8 @@ class HotLane:
             connection.owes_continue = True  # sent when the answers before it are out
             self.dirty.add(connection)
         if head.chunked:
-            connection.chunks = ChunkDecoder(most=self.settings.max_body_bytes, keep=head.reads_body)
+            most = head.route.most if head.reads_body and head.route is not None else self.settings.max_body_bytes
+            connection.chunks = ChunkDecoder(most=most, keep=head.reads_body)
         elif head.body_length > _LARGE_BODY:
             connection.missing = head.body_length - (len(data) - at)
             kept = data[at:] if head.reads_body else EMPTY
@@ -461,10 +465,18 @@ class HotLane:
             assert route is not None
             if self.handlers.draining and not route.always:
                 raise shutting_down()
-            if head.gzip_body and body:
-                body = gunzip(body, most=self.settings.max_body_bytes)
+            large = None
+            if route.large and (head.gzip_body or len(body) > DIRECT_BYTES):
+                body, large = opened(body, self.settings, gzipped=head.gzip_body, most=route.most)
+            elif head.gzip_body and body:
+                body = gunzip(body, most=route.most)
             request = Request(route.name, route.shard, route.query, body, head.idempotency_key, started_ns)
             request.key = head.key
+            if large is not None:
+                connection.held = exchange.holds = True
+                self.sender.set_interest(connection, connection.interest & ~INPUT)
+                self._calls.slices.add(LargeAppend(self.handlers, self._calls, exchange, request, large))
+                return
             if head.headers is not None:
                 request.headers = head.headers
             if route.streams:

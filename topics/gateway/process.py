@@ -46,6 +46,7 @@ from topics.shm.counters import Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
+_SLICES_NS = 10_000_000  # what a round gives to large bodies, beyond the first slice
 _UNLIMITED = 2**62
 _ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
@@ -93,6 +94,7 @@ class Gateway:
             state_of=lambda peer: self._peer_rows[peer].state,
         )
         self._feeds = Feeds(self._calls, shards=context.shards)
+        self._slices = self._calls.slices
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
         self._calls.on_unasked = self._streams.unasked
         self._calls.on_fault = self._fault
@@ -229,6 +231,11 @@ class Gateway:
                 hot.send_dirty()
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
+            if self._slices:
+                self._context.beat()
+                self._slices.run(time.perf_counter_ns() + _SLICES_NS)
+                hot.send_dirty()
+                calls.flush()
             if self._holds:
                 self._say_held()
             if self._access is not None:
@@ -245,7 +252,7 @@ class Gateway:
         idle.close()
 
     def _has_work(self) -> bool:
-        return bool(self._hot.unfinished) or self._calls.has_answers()
+        return bool(self._hot.unfinished or self._slices) or self._calls.has_answers()
 
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
@@ -278,7 +285,7 @@ class Gateway:
         """What was asked outside of a round goes out now."""
         self._hot.send_runs()
         self._calls.flush()
-        if len(self._calls.parking):
+        if len(self._calls.parking) or self._slices:
             self._context.bell.ring_always()  # the loop may sleep for longer than these should wait
 
     def _sweep(self, now: int) -> None:

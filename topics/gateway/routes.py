@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from topics import limits
 from topics.errors import ApiError, invalid
 from topics.gateway.bodies import check_name, check_router_name
 from topics.gateway.exchange import Outcome, Request
@@ -39,6 +40,8 @@ class Route(NamedTuple):
     looks: bool = False  # its handler looks at headers
     always: bool = False  # answered while the server stops, too
     number: int = 0  # of its row, for counters
+    most: int = limits.MAX_BODY_BYTES  # bytes of its body, as sent and as inflated
+    large: bool = False  # its body may be so large that it is decoded in slices
 
 
 class Row(NamedTuple):
@@ -53,6 +56,7 @@ class Row(NamedTuple):
     looks: bool = False
     always: bool = False
     number: int = 0
+    large: bool = False
 
 
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
@@ -70,6 +74,8 @@ class Routes:
     ) -> None:
         self._shards = handlers.shards
         self.append: Handler = handlers.append
+        self._most = handlers.settings.max_body_bytes
+        self._most_control = handlers.settings.control_body_bytes
         health = {"GET": Row(handlers.health, probe=True, always=True)}
         ready = {"GET": Row(handlers.ready, probe=True, always=True)}
         self._table: dict[tuple[str, ...], dict[str, Row]] = {
@@ -78,7 +84,7 @@ class Routes:
                 "PUT": Row(handlers.put_topic, _ADMIN),
                 "GET": Row(handlers.get_topic, _READ),
                 "DELETE": Row(routers.drop_topic, _DELETE),
-                "POST": Row(handlers.append, _WRITE),
+                "POST": Row(handlers.append, _WRITE, large=True),
             },
             ("v0", "topics", _NAME, "diff"): {"POST": Row(handlers.diff, _READ)},
             ("v0", "topics", _NAME, "delete"): {"POST": Row(handlers.delete_records, _DELETE)},
@@ -160,6 +166,8 @@ class Routes:
             looks=row.looks,
             always=row.always,
             number=row.number,
+            most=self._most if row.large else self._most_control,
+            large=row.large,
         )
 
 

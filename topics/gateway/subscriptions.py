@@ -185,7 +185,27 @@ _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _identified_decoder = msgspec.json.Decoder(_Identified)
 
 
-def decode_command(text: bytes) -> Command:
+def decode_command(text: bytes, *, most: int) -> Command:
+    """`most`: bytes of every command but a publish."""
+    command = _decode_command(text)
+    if len(text) > most and not isinstance(command, Publish):
+        raise _too_large(most)
+    return command
+
+
+def decode_publish(text: bytes, *, most: int) -> Publish:
+    """A command that was too large for any other."""
+    command = _decode_command(text)
+    if not isinstance(command, Publish):
+        raise _too_large(most)
+    return command
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError("payload_too_large", f"a command other than publish has at most {most} bytes", {"max": most})
+
+
+def _decode_command(text: bytes) -> Command:
     try:
         return decode_json(_command_decoder, text)
     except ApiError:

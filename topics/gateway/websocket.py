@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from topics.gateway.feeds import Options
 from topics.gateway.frames import Batch
 from topics.gateway.guard import check_names, check_scope, owner_of
 from topics.gateway.handlers import append_json
+from topics.gateway.large import DIRECT_BYTES, LargeBody
 from topics.gateway.plain import PlainRoute
 from topics.gateway.streams import Streams, is_slow
 from topics.gateway.subscriptions import (
@@ -38,6 +40,7 @@ from topics.gateway.subscriptions import (
     Subscribe,
     Unsubscribe,
     decode_command,
+    decode_publish,
     request_id_of,
 )
 from topics.gateway.watcher import Cursor, Outlet, Watcher
@@ -59,8 +62,8 @@ class Socket:
         self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
         self._fragments: bytearray | None = None  # of a message that goes on
         self._cursors: dict[str, Cursor] = {}
-        self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
-        self._subscribing = False
+        self._held: deque[bytes] = deque()  # commands behind one that is not complete: a subscribe, a large publish
+        self._busy = False
         self._catching_up = False
         self._in_flight = 0
         self._paused = False
@@ -72,6 +75,10 @@ class Socket:
         self._over = False  # nothing more is said or heard
         self._reported = False  # the home knows that it is closed
         streams.granted(self)
+
+    @property
+    def over(self) -> bool:
+        return self._over
 
     @property
     def outlet(self) -> Outlet:
@@ -257,11 +264,17 @@ class Socket:
     # --- commands ---
 
     def _take_text(self, text: bytes) -> None:
-        if self._subscribing:
+        if self._busy:
             self._held.append(text)
             return
+        settings = self._streams.settings
+        if len(text) > DIRECT_BYTES:
+            self._busy = True
+            decode = partial(decode_publish, most=settings.control_body_bytes)
+            self._streams.calls.slices.add(_LargePublish(self, LargeBody(text, decode, settings)))
+            return
         try:
-            command = decode_command(text)
+            command = decode_command(text, most=settings.control_body_bytes)
         except ApiError as error:
             self._tell_error(request_id_of(text), error)
             return
@@ -368,22 +381,39 @@ class Socket:
                     cursor.feed_moved()
             return Response(200, b"")
 
-        self._subscribing = True
+        self._busy = True
         self._streams.send_runs()
         outcome = positions.locate(list(wanted.topics), self._shards, lenient=command.lenient, then=begin)
         self._streams.calls.submit(outcome, _Subscribing(self, command.request_id))
 
     def subscribed(self, request_id: RequestId, value: Response) -> None:
         """A subscribe is complete, or failed: go on with what came behind it."""
-        self._subscribing = False
+        self._busy = False
         if self._over:
             return
         if value.status >= 400:
             self._tell_response(request_id, value)
+        self._go_on()
+
+    def read_publish(self, body: LargeBody[Publish], error: ApiError | None) -> None:
+        """A large publish is decoded, or refused."""
+        self._busy = False
+        if self._over:
+            return
+        try:
+            if error is not None:
+                raise error
+            self._obey(body.given, size=body.size)
+        except ApiError as refused:
+            self._tell_error(request_id_of(body.fields), refused)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """With what came behind a command that is complete now."""
         if self._catching_up:
-            return  # it failed at once: whoever took it goes on
+            return  # it was complete at once: the loop below goes on
         self._catching_up = True
-        while self._held and not self._subscribing:
+        while self._held and not self._busy:
             self._take_text(self._held.popleft())
         self._catching_up = False
         self._watch_pace()
@@ -472,6 +502,29 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
 
     def abort(self) -> None:
         self.socket.abort()
+
+
+class _LargePublish:
+    """Decoded in slices (large.py)."""
+
+    def __init__(self, socket: Socket, body: LargeBody[Publish]) -> None:
+        self._socket = socket
+        self._body = body
+
+    def step(self) -> bool:
+        if self._socket.over:
+            return True
+        error = None
+        try:
+            if not self._body.step():
+                return False
+        except ApiError as refused:
+            error = refused
+        self._socket.read_publish(self._body, error)
+        return True
+
+    def abort(self) -> None:
+        self._socket.abort()
 
 
 class _AppendCall(Call, kw_only=True, gc=False, eq=False):
