@@ -170,9 +170,9 @@ class Heads:
             # Heads are kept: without the token that a query may hold.
             route = found._replace(query={name: text for name, text in found.query.items() if name != "token"})
             owner = self._guard.admit(found, headers.get(b"authorization", []))
-            if length > route.most:
-                raise too_large(route.most)
             if route.takes_body and length != 0:
+                if length > route.most:
+                    raise too_large(route.most)
                 check_content_type(headers.get(b"content-type", [b""])[-1])
             gzip_body = _gzipped(headers.get(b"content-encoding", [])) and route.takes_body
             if keys := headers.get(b"idempotency-key"):

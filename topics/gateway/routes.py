@@ -59,6 +59,7 @@ class Row(NamedTuple):
     large: bool = False
 
 
+_WITH_BODY = ("POST", "PUT")  # what comes with others passes by
 _NAME = "\0"  # stands for a topic's name in the table; no request target can contain it
 _READ, _WRITE, _DELETE, _ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 
@@ -157,7 +158,7 @@ class Routes:
             name=name,
             shard=shard,
             query=query,
-            takes_body=method in ("POST", "PUT"),
+            takes_body=method in _WITH_BODY,
             scope=row.scope,
             named=row.named,
             probe=row.probe,
@@ -166,7 +167,7 @@ class Routes:
             looks=row.looks,
             always=row.always,
             number=row.number,
-            most=self._most if row.large else self._most_control,
+            most=self._most if row.large or method not in _WITH_BODY else self._most_control,
             large=row.large,
         )
 

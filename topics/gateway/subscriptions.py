@@ -185,7 +185,7 @@ _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _identified_decoder = msgspec.json.Decoder(_Identified)
 
 
-def decode_command(text: bytes, *, most: int) -> Command:
+def decode_command(text: bytes, *, most: int = limits.CONTROL_BODY_BYTES) -> Command:
     """`most`: bytes of every command but a publish."""
     command = _decode_command(text)
     if len(text) > most and not isinstance(command, Publish):
