@@ -443,10 +443,29 @@ def _bomb(size: int, level: int = 9) -> bytes:
     return gzip.compress(b"[" * size, level, mtime=0)
 
 
+_MANY = (
+    (b'{"match":[', b"{},", b"{}]}"),
+    (b'{"node":[', b'"a",', b'"a"]}'),
+    (b'{"topics":{', b'"a":{},', b'"a":{}}}'),
+    (b'{"node":"w","seqs":[', b"1,", b"1]}"),
+    (b'{"records":[', b'{"data":1},', b'{"data":1}]}'),
+    (b'{"records":[', b"{},", b"{}]}"),
+    (b'{"records":[{"data":[', b"{},", b"{}]}]}"),
+    (b'{"x":[', b"[],", b'[]],"records":[{"data":1}]}'),
+)
+
+
+@cache
+def _many(which: int, size: int) -> bytes:
+    """Of one kind of value so many that they are a body of this size, packed."""
+    before, unit, after = _MANY[which]
+    return gzip.compress(before + unit * (size // len(unit)) + after, mtime=0)
+
+
 def gzipped(dice: Random, one: Draft) -> Draft:
     body = one.body or b"{}"
     packed = gzip.compress(body, mtime=0)
-    match dice.randrange(10):
+    match dice.randrange(12):
         case 0:
             pass  # as it should be
         case 1:
@@ -465,6 +484,8 @@ def gzipped(dice: Random, one: Draft) -> Draft:
             packed = gzip.compress(_bomb(1 << 22), mtime=0)
         case 8:
             packed = b"\x1f\x8b\x08" + dice.randbytes(40)
+        case 9 | 10:
+            packed = _many(dice.randrange(len(_MANY)), dice.choice((1 << 17, 1 << 19, 1 << 21, 1 << 23)))
         case _:
             packed = gzip.compress(b" " * (1 << 19) + body, mtime=0)
     headers = [*one.headers, (b"Content-Encoding", dice.choice((b"gzip", b"gzip", b"x-gzip", b"GZIP", b"gzip,")))]
@@ -472,8 +493,11 @@ def gzipped(dice: Random, one: Draft) -> Draft:
 
 
 def large_body(dice: Random, one: Draft) -> Draft:
-    size = dice.choice((64 << 10, (64 << 10) + 1, 200_000, 1 << 20, (1 << 20) + 1))
+    size = dice.choice((64 << 10, (64 << 10) + 1, 200_000, 1 << 20, (1 << 20) + 1, (1 << 22) + 1))
     body = b'{"records":[{"data":"' + b"x" * (size - 24) + b'"}]}'
+    if size == (1 << 20) + 1:  # read in slices
+        record = b'{"data":"%b"}' % (b"x" * dice.choice((100, 3_000, 200_000)))
+        body = mutate(dice, b'{"records":[%b]}' % b",".join([record] * (size // len(record) + 1)))
     return replace(one, body=body)
 
 
