@@ -65,7 +65,7 @@ class H2Wire:
         """Send the head of a request; the stream id."""
         stream = self.h2.get_next_available_stream_id()
         self.streams[stream] = Stream()
-        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "t")]
+        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
         self.h2.send_headers(stream, [*pseudo, *headers], end_stream=end)
         self.flush()
         return stream
