@@ -29,6 +29,7 @@ STATUS: dict[str, int] = {
     "uri_too_long": 414,
     "unsupported_media_type": 415,
     "expectation_failed": 417,
+    "misdirected_request": 421,
     "topic_full": 422,
     "upgrade_required": 426,
     "throttled": 429,

@@ -19,6 +19,7 @@ import msgspec
 
 from topics import limits
 from topics.errors import SettingsError
+from topics.hosts import read_entry
 from topics.keys import Key, parse_keys
 
 
@@ -48,7 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     session_ttl_ms: int = limits.SESSION_TTL_MS
     stream_backlog_bytes: int = limits.STREAM_BACKLOG_BYTES
     slow_consumer_timeout_ms: int = limits.SLOW_CONSUMER_TIMEOUT_MS
-    allowed_origins: tuple[str, ...] = ()  # of web pages that may open a WebSocket, besides our own
+    allowed_hosts: tuple[str, ...] = ()  # names of ours, besides loopback and the address that we listen on
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may read and open a WebSocket, besides our own
 
     max_topics: int = limits.MAX_TOPICS
     max_routers: int = limits.MAX_ROUTERS
@@ -194,9 +196,8 @@ class _Host(_Kind):
         return text
 
 
-class _Origins(_Kind):
-    accepts = "origins like https://app.example.com, comma separated, or *"
-    toml = 'a list of origins like ["https://app.example.com"], or "*"'
+class _List(_Kind):
+    """Comma separated, or `*`; in the file a list, or "*"."""
 
     def read(self, text: str) -> tuple[str, ...]:
         return self.take(text.split(","))
@@ -206,10 +207,29 @@ class _Origins(_Kind):
             value = ["*"]
         if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
             raise ValueError
-        origins = tuple(part.strip().lower().rstrip("/") for part in value if part.strip())
-        if not all(origin == "*" or origin.startswith(("http://", "https://")) for origin in origins):
+        return tuple(self._entry(part.strip()) for part in value if part.strip())
+
+    def _entry(self, text: str) -> str:
+        raise NotImplementedError
+
+
+class _Hosts(_List):
+    accepts = "hosts like topics.example.com, *.example.com or 10.0.0.7, without scheme and port, comma separated, or *"
+    toml = 'a list of hosts like ["topics.example.com", "*.example.com"], without scheme and port, or "*"'
+
+    def _entry(self, text: str) -> str:
+        return read_entry(text)
+
+
+class _Origins(_List):
+    accepts = "origins like https://app.example.com, comma separated, or *"
+    toml = 'a list of origins like ["https://app.example.com"], or "*"'
+
+    def _entry(self, text: str) -> str:
+        origin = text.lower().rstrip("/")
+        if origin != "*" and not origin.startswith(("http://", "https://")):
             raise ValueError
-        return origins
+        return origin
 
 
 CREDENTIAL = "topics_api_keys"
@@ -244,6 +264,7 @@ _READERS: dict[str, _Kind] = {
     "session_ttl_ms": _Integer(100, 2**40),
     "stream_backlog_bytes": _Integer(4 * limits.KIB, 2**30),
     "slow_consumer_timeout_ms": _Integer(100, 3_600_000),
+    "allowed_hosts": _Hosts(),
     "allowed_origins": _Origins(),
     "max_topics": _COUNT,
     "max_routers": _COUNT,

@@ -128,10 +128,10 @@ class _Http2:
 
     def ask(self, method: str, path: str, content: bytes | None, headers: Headers) -> tuple[int, dict[str, str], bytes]:
         wire = self._connected()
-        given = [(name.lower(), value) for name, value in headers.items()]
+        given = [(name.lower(), value) for name, value in headers.items() if name != "Host"]
         if content is not None:
             given.append(("content-length", str(len(content))))
-        number = wire.open(method, path, *given, end=content is None)
+        number = wire.open(method, path, *given, end=content is None, authority=headers.get("Host", "localhost"))
         if content is not None:
             wire.send(number, content, end=True)
         stream = wire.finish(number)

@@ -61,11 +61,18 @@ class H2Wire:
 
     # --- sending ---
 
-    def open(self, method: str, path: str, *headers: tuple[str, str | bytes], end: bool = False) -> int:
+    def open(
+        self,
+        method: str,
+        path: str,
+        *headers: tuple[str, str | bytes],
+        end: bool = False,
+        authority: str | bytes = "localhost",
+    ) -> int:
         """Send the head of a request; the stream id."""
         stream = self.h2.get_next_available_stream_id()
         self.streams[stream] = Stream()
-        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "t")]
+        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", authority)]
         self.h2.send_headers(stream, [*pseudo, *headers], end_stream=end)
         self.flush()
         return stream

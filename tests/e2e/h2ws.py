@@ -42,7 +42,7 @@ class H2Sockets(H2Wire):
         *headers: tuple[str, str],
         path: str = "/v0/ws",
         protocol: str = "websocket",
-        authority: str = "t",
+        authority: str = "localhost",
         version: str | None = "13",
     ) -> H2Socket:
         """Send the request; nothing is waited for."""

@@ -399,7 +399,7 @@ class Socket(Conversation):
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 HEADERS = {
-    "Host": "t",
+    "Host": "localhost",
     "Upgrade": "websocket",
     "Connection": "Upgrade",
     "Sec-WebSocket-Key": KEY,

@@ -195,7 +195,7 @@ def test_an_empty_line_before_a_request_is_ignored(wire: Wire) -> None:
 
 
 def test_the_absolute_form_is_understood(wire: Wire) -> None:
-    assert wire.ask(request(path="http://t/v0/health")).status == 200
+    assert wire.ask(request(path="http://localhost/v0/health")).status == 200
 
 
 def test_an_upgrade_we_do_not_speak_is_answered_as_a_plain_request(wire: Wire, topic: str) -> None:
@@ -521,7 +521,7 @@ def test_http_1_0_keep_alive_is_closed_or_says_so(wire: Wire) -> None:
 
 # --- what is refused, and that nothing behind it runs ------------------------------------------------
 
-POST = "POST /v0/topics/{topic} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+POST = "POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 AMBIGUOUS = {
     "length and chunked": POST + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -552,27 +552,27 @@ AMBIGUOUS = {
     "folded line": POST + "X-A: b\r\n c\r\n\r\n",
     "folded length": POST + "Content-Length:\r\n 5\r\n\r\n12345",
     "folded by a tab": POST + "X-A: b\r\n\tc\r\n\r\n",
-    "folded first line": "GET /v0/health HTTP/1.1\r\n Host: t\r\n\r\n",
-    "bare LF": "GET /v0/health HTTP/1.1\nHost: t\n\n",
-    "bare LF in the middle": "GET /v0/health HTTP/1.1\r\nHost: t\nX-A: b\r\n\r\n",
-    "bare CR": "GET /v0/health HTTP/1.1\r\nHost: t\rX-A: b\r\n\r\n",
-    "CR LF by hand at the end": "GET /v0/health HTTP/1.1\r\nHost: t\r\n\n",
-    "nul in a value": "GET /v0/health HTTP/1.1\r\nHost: t\r\nX-A: a\0b\r\n\r\n",
-    "control character in a value": "GET /v0/health HTTP/1.1\r\nHost: t\r\nX-A: a\x01b\r\n\r\n",
+    "folded first line": "GET /v0/health HTTP/1.1\r\n Host: localhost\r\n\r\n",
+    "bare LF": "GET /v0/health HTTP/1.1\nHost: localhost\n\n",
+    "bare LF in the middle": "GET /v0/health HTTP/1.1\r\nHost: localhost\nX-A: b\r\n\r\n",
+    "bare CR": "GET /v0/health HTTP/1.1\r\nHost: localhost\rX-A: b\r\n\r\n",
+    "CR LF by hand at the end": "GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\n",
+    "nul in a value": "GET /v0/health HTTP/1.1\r\nHost: localhost\r\nX-A: a\0b\r\n\r\n",
+    "control character in a value": "GET /v0/health HTTP/1.1\r\nHost: localhost\r\nX-A: a\x01b\r\n\r\n",
     "no host": "GET /v0/health HTTP/1.1\r\n\r\n",
-    "two hosts": "GET /v0/health HTTP/1.1\r\nHost: t\r\nHost: t\r\n\r\n",
+    "two hosts": "GET /v0/health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
     "HTTP/0.9": "GET /v0/health\r\n\r\n",
-    "HTTP/0.9 with headers": "GET /v0/health\r\nHost: t\r\n\r\n",
-    "HTTP/2.0 in words": "GET /v0/health HTTP/2.0\r\nHost: t\r\n\r\n",
-    "HTTP/1.2": "GET /v0/health HTTP/1.2\r\nHost: t\r\n\r\n",
-    "HTTP/9.9": "GET /v0/health HTTP/9.9\r\nHost: t\r\n\r\n",
-    "http/1.1 in small letters": "GET /v0/health http/1.1\r\nHost: t\r\n\r\n",
-    "HTTP/1.1.1": "GET /v0/health HTTP/1.1.1\r\nHost: t\r\n\r\n",
-    "HTTP/11": "GET /v0/health HTTP/11\r\nHost: t\r\n\r\n",
-    "a space in the target": "GET /v0/he alth HTTP/1.1\r\nHost: t\r\n\r\n",
-    "no target": "GET HTTP/1.1\r\nHost: t\r\n\r\n",
-    "a control character in the target": "GET /v0/\x01health HTTP/1.1\r\nHost: t\r\n\r\n",
-    "small method": "get /v0/health HTTP/1.1\r\nHost: t\r\n\r\n",
+    "HTTP/0.9 with headers": "GET /v0/health\r\nHost: localhost\r\n\r\n",
+    "HTTP/2.0 in words": "GET /v0/health HTTP/2.0\r\nHost: localhost\r\n\r\n",
+    "HTTP/1.2": "GET /v0/health HTTP/1.2\r\nHost: localhost\r\n\r\n",
+    "HTTP/9.9": "GET /v0/health HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    "http/1.1 in small letters": "GET /v0/health http/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/1.1.1": "GET /v0/health HTTP/1.1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/11": "GET /v0/health HTTP/11\r\nHost: localhost\r\n\r\n",
+    "a space in the target": "GET /v0/he alth HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no target": "GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a control character in the target": "GET /v0/\x01health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "small method": "get /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "TLS": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
 

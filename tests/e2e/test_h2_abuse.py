@@ -84,7 +84,7 @@ class Rude:
 
     def head(self, *headers: tuple[str, str], method: str = "GET", path: str = "/v0/health") -> bytes:
         """A header block."""
-        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "t")]
+        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
         return self.hpack.encode([*pseudo, *headers])
 
     def get(self, number: int) -> HeadersFrame:
@@ -214,7 +214,7 @@ def rapid_reset_of_long_polls(rude: Rude) -> Iterator[Frame]:
 def rapid_reset_of_streams(rude: Rude) -> Iterator[Frame]:
     """Of WebSockets, before they are open."""
     headers = [(":method", "CONNECT"), (":protocol", "websocket"), (":path", "/v0/ws"), (":scheme", "http")]
-    more = [(":authority", "t"), ("sec-websocket-version", "13")]
+    more = [(":authority", "localhost"), ("sec-websocket-version", "13")]
     for number in rude.numbers:
         yield HeadersFrame(number, rude.hpack.encode([*headers, *more]), flags=["END_HEADERS"])
         yield RstStreamFrame(number, error_code=8)

@@ -234,7 +234,8 @@ def test_a_strange_head_is_refused_on_its_stream_alone(
     number = wire2.h2.get_next_available_stream_id()
     wire2.streams[number] = Stream()
     target = [] if path is None else [(b":path", path), (b":scheme", b"http")]
-    wire2.h2.send_headers(number, [(b":method", method), (b":authority", b"t"), *target], end_stream=path is not None)
+    fields = [(b":method", method), (b":authority", b"localhost"), *target]
+    wire2.h2.send_headers(number, fields, end_stream=path is not None)
     wire2.flush()
     assert answer(wire2, number).status in statuses
     wire2.send(poll, b"", end=True)
@@ -249,7 +250,7 @@ def test_priorities_change_nothing(wire2: H2Wire) -> None:
         wire2.sock.sendall(PriorityFrame(number, depends_on=0, stream_weight=5).serialize())
     number = wire2.h2.get_next_available_stream_id()
     wire2.streams[number] = Stream()
-    head = [(":method", "GET"), (":path", "/v0/health"), (":scheme", "http"), (":authority", "t")]
+    head = [(":method", "GET"), (":path", "/v0/health"), (":scheme", "http"), (":authority", "localhost")]
     wire2.h2.send_headers(number, head, end_stream=True, priority_weight=10, priority_depends_on=55)
     wire2.flush()
     assert answer(wire2, number).status == 200
@@ -298,7 +299,7 @@ def test_a_preface_behind_a_request_is_refused(connect: Callable[..., Wire]) -> 
     "garbage",
     [
         PREFACE[:-4] + b"nonsense\r\n\r\n",
-        PREFACE + b"GET /v0/health HTTP/1.1\r\nHost: t\r\n\r\n",
+        PREFACE + b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
         PREFACE + b"\xff" * 100,
         PREFACE + b"\x00\x00\x00\x01\x05\x00\x00\x00\x00",
     ],

@@ -80,7 +80,7 @@ KINDS: dict[str, tuple[bytes, int]] = {
     "appended with a key": (post("/v0/topics/ids-a", BODY, "Idempotency-Key: k"), 200),
     "appended with an option": (post("/v0/topics/ids-a", b'{"records":[{"data":1}],"create":false}'), 200),
     "appended in chunks": (
-        b"POST /v0/topics/ids-a HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+        b"POST /v0/topics/ids-a HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n" + chunked(BODY, 3, 4),
         200,
     ),
@@ -116,7 +116,7 @@ KINDS: dict[str, tuple[bytes, int]] = {
     "no json": (post("/v0/topics/ids-a", b"{"), 400),
     "not ours": (post("/v0/topics/ids-a", b'{"records":7}'), 400),
     "another type": (
-        b"POST /v0/topics/ids-a HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v0/topics/ids-a HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
         415,
     ),
     "another coding": (post("/v0/topics/ids-a", BODY, "Content-Encoding: br"), 415),
@@ -128,7 +128,7 @@ KINDS: dict[str, tuple[bytes, int]] = {
 FATAL: dict[str, tuple[bytes, int]] = {
     "no such method": (request("BREW", "/v0/health"), 405),
     "garbage": (b"\x16\x03\x01\x02\r\n\r\n", 400),
-    "bare line feeds": (b"GET /v0/health HTTP/1.1\nHost: t\n\n", 400),
+    "bare line feeds": (b"GET /v0/health HTTP/1.1\nHost: localhost\n\n", 400),
     "no host": (b"GET /v0/health HTTP/1.1\r\n\r\n", 400),
     "two hosts": (request(headers=("Host: u",)), 400),
     "folded": (request(headers=("A: b", " c")), 400),
@@ -136,13 +136,14 @@ FATAL: dict[str, tuple[bytes, int]] = {
     "length and chunks": (request("POST", "/v0/topics/x", b"{}", headers=("Transfer-Encoding: chunked",)), 400),
     "another transfer coding": (request("POST", "/v0/topics/x", headers=("Transfer-Encoding: gzip",)), 400),
     "bad chunks": (request("POST", "/v0/topics/x", headers=("Transfer-Encoding: chunked",)) + b"zz\r\n", 400),
-    "another version": (b"GET /v0/health HTTP/2.0\r\nHost: t\r\n\r\n", 505),
+    "another version": (b"GET /v0/health HTTP/2.0\r\nHost: localhost\r\n\r\n", 505),
     "another expectation": (request("POST", "/v0/topics/x", b"{}", headers=("Expect: coffee",)), 417),
     "a long target": (request(path=LONG), 414),
     "many headers": (request(headers=tuple(f"A{n}: b" for n in range(200))), 431),
     "long headers": (request(headers=("A: " + "b" * 40_000,)), 431),
     "too large": (
-        b"POST /v0/topics/x HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n",
+        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 999999999\r\n\r\n",
         413,
     ),
 }
@@ -462,7 +463,12 @@ def ask_freely(server: Server, *values: bytes) -> tuple[str, list[tuple[bytes, b
         raw = h2.connection.H2Connection(config)
         raw.initiate_connection()
         raw.data_to_send()  # the preface is out already
-        pseudo = [(b":method", b"GET"), (b":path", b"/v0/nothing"), (b":scheme", b"http"), (b":authority", b"t")]
+        pseudo = [
+            (b":method", b"GET"),
+            (b":path", b"/v0/nothing"),
+            (b":scheme", b"http"),
+            (b":authority", b"localhost"),
+        ]
         raw.send_headers(1, [*pseudo, *((NAME.encode(), value) for value in values)], end_stream=True)
         wire.sock.sendall(raw.data_to_send())
         while True:

@@ -1067,7 +1067,7 @@ def test_what_a_client_sends_behind_its_request_is_not_answered(server: Server, 
         assert isinstance(source, Http1Source)
         stream = watching.open(watching.create(topic), on=source)
         assert stream.events(1) == [("caught-up", topic, 0)]
-        source.sock.sendall(b"GET /v0/health HTTP/1.1\r\nHost: t\r\n\r\n")
+        source.sock.sendall(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         source.sock.sendall(b"\x00\xff" * 5_000)
         api1.append(topic, 1)
         try:

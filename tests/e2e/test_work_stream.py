@@ -1147,7 +1147,7 @@ def test_clients_that_go_leave_no_connections(server: Server, working: Working, 
 def test_what_a_client_sends_behind_its_request_is_not_answered(working: Working, queue: Queue) -> None:
     stream = working.open(queue)
     assert isinstance(stream.source, Http1Source)
-    stream.source.sock.sendall(b"GET /v0/health HTTP/1.1\r\nHost: t\r\n\r\n")
+    stream.source.sock.sendall(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     stream.source.sock.sendall(b"\x00\xff" * 5_000)
     queue.produce(1)
     try:

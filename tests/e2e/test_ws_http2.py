@@ -107,7 +107,7 @@ def test_another_version_is_426(sockets: H2Sockets, version: str | None) -> None
 
 @pytest.mark.parametrize(
     ("origin", "status"),
-    [("http://t", 200), ("http://elsewhere", 403), ("http://t:81", 403), ("null", 403)],
+    [("http://localhost", 200), ("http://elsewhere", 403), ("http://localhost:81", 403), ("null", 403)],
 )
 def test_a_page_of_another_origin_is_refused(sockets: H2Sockets, origin: str, status: int) -> None:
     opened = sockets.connect(("origin", origin))

@@ -240,21 +240,21 @@ def origin(plain: RawSocket, host: str, value: str) -> int:
         ("127.0.0.1:4000", "http://127.0.0.1:4000", 101),
         ("localhost:4000", "http://localhost:4000", 101),
         ("LocalHost:4000", "http://localhost:4000", 101),
-        ("topics.example", "http://topics.example", 101),
-        ("topics.example", "https://topics.example", 101),  # behind a proxy that ends TLS
+        ("topics.localhost", "http://topics.localhost", 101),
+        ("topics.localhost", "https://topics.localhost", 101),  # behind a proxy that ends TLS
         ("[::1]:4000", "http://[::1]:4000", 101),
         ("127.0.0.1:4000", "http://127.0.0.1:4001", 403),
         ("127.0.0.1:4000", "http://127.0.0.1", 403),
         ("127.0.0.1:4000", "http://localhost:4000", 403),
-        ("topics.example", "http://evil.example", 403),
-        ("topics.example", "http://topics.example.evil.example", 403),
-        ("topics.example", "http://eviltopics.example", 403),
-        ("topics.example", "http://sub.topics.example", 403),
-        ("topics.example", "http://evil.example/topics.example", 403),
-        ("topics.example", "http://topics.example@evil.example", 403),
-        ("topics.example", "null", 403),
-        ("topics.example", "file://", 403),
-        ("topics.example", "nonsense", 403),
+        ("topics.localhost", "http://evil.example", 403),
+        ("topics.localhost", "http://topics.localhost.evil.example", 403),
+        ("topics.localhost", "http://eviltopics.localhost", 403),
+        ("topics.localhost", "http://sub.topics.localhost", 403),
+        ("topics.localhost", "http://evil.example/topics.localhost", 403),
+        ("topics.localhost", "http://topics.localhost@evil.example", 403),
+        ("topics.localhost", "null", 403),
+        ("topics.localhost", "file://", 403),
+        ("topics.localhost", "nonsense", 403),
     ],
 )
 def test_a_page_of_another_origin_is_refused(plain: RawSocket, host: str, value: str, status: int) -> None:
@@ -267,20 +267,20 @@ def test_origins_can_be_allowed(start_server: Callable[..., Server], open_raw: O
         ("http://app.example", 101),
         ("HTTP://APP.example", 101),
         ("https://other.example:8443", 101),
-        ("http://t", 101),
+        ("http://localhost", 101),
         ("https://app.example", 403),
         ("http://app.example:81", 403),
         ("https://other.example", 403),
         ("http://evil.example", 403),
         ("null", 403),
     ):
-        assert origin(open_raw(listed, upgraded=False), "t", value) == status, value
+        assert origin(open_raw(listed, upgraded=False), "localhost", value) == status, value
 
 
 def test_every_origin_can_be_allowed(start_server: Callable[..., Server], open_raw: Open) -> None:
     anywhere = start_server(TOPICS_ALLOWED_ORIGINS="*")
     for value in ("http://evil.example", "null", "file://"):
-        assert origin(open_raw(anywhere, upgraded=False), "t", value) == 101
+        assert origin(open_raw(anywhere, upgraded=False), "localhost", value) == 101
 
 
 # --- frames of every form ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def request(
     version: str = "HTTP/1.1",
 ) -> bytes:
     """A well-formed request; `headers` are added as they are."""
-    lines = [f"{method} {path} {version}", "Host: t"]
+    lines = [f"{method} {path} {version}", "Host: localhost"]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     head = "\r\n".join([*lines, *headers, "", ""]).encode("latin-1")

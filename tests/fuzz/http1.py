@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
+from . import pages
 from .mutations import in_pieces, mutate, splice
 from .player import Case, Leaving
 
@@ -103,7 +104,7 @@ class Draft:
 def draft(dice: Random, wid: str, *, keyed: bool = True) -> Draft:
     method, path, body, more = dice.choice(ENDPOINTS)
     target = path.replace("{t}", dice.choice(_TOPICS)).replace("{w}", wid)
-    headers = [(b"Host", b"t")]
+    headers = [(b"Host", pages.HOST)]
     if body is not None:
         headers.append((b"Content-Type", b"application/json"))
     if keyed and dice.random() < 0.93:
@@ -351,7 +352,7 @@ def odd_headers(dice: Random, one: Draft) -> Draft:
 
 def changed_header(dice: Random, one: Draft) -> Draft:
     """One of its own headers with another value, twice, or missing."""
-    headers = list(one.headers) or [(b"Host", b"t")]
+    headers = list(one.headers) or [(b"Host", pages.HOST)]
     at = dice.randrange(len(headers))
     name, value = headers[at]
     match dice.randrange(5):
@@ -366,6 +367,20 @@ def changed_header(dice: Random, one: Draft) -> Draft:
         case _:
             headers[at] = (dice.choice((name.lower(), name.upper(), name + b" ", b" " + name)), value)
     return replace(one, headers=headers)
+
+
+def _on(page: tuple[bytes, pages.Headers], one: Draft) -> Draft:
+    host, headers = page
+    kept = [(name, value) for name, value in one.headers if name != b"Host"]
+    return replace(one, headers=[(b"Host", host), *kept, *headers])
+
+
+def on_some_page(dice: Random, one: Draft) -> Draft:
+    return _on(pages.some_page(dice), one)
+
+
+def on_a_foreign_page(dice: Random, one: Draft) -> Draft:
+    return _on(pages.foreign_page(dice), one)
 
 
 def raw_line(dice: Random, one: Draft) -> Draft:
@@ -511,6 +526,9 @@ STRUCTURAL: tuple[Callable[[Random, Draft], Draft], ...] = (
     odd_headers,
     odd_headers,
     changed_header,
+    on_some_page,
+    on_a_foreign_page,
+    on_a_foreign_page,
     raw_line,
     many_headers,
     wrong_length,

@@ -16,6 +16,7 @@ from random import Random
 import hpack
 from e2e.sockets import CLOSE, TEXT
 
+from . import pages
 from .http1 import ENDPOINTS, KEYS
 from .mutations import in_pieces, mutate, splice
 from .player import Case, Leaving
@@ -74,7 +75,12 @@ def window(stream: int, size: int) -> Frame:
 
 
 def fields_of(dice: Random, method: str, path: str, body: bytes | None, more: tuple[tuple[str, bytes], ...]) -> Fields:
-    fields = [(b":method", method.encode()), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"t")]
+    fields = [
+        (b":method", method.encode()),
+        (b":scheme", b"http"),
+        (b":path", path.encode()),
+        (b":authority", pages.HOST),
+    ]
     if body is not None:
         fields.append((b"content-type", b"application/json"))
         if dice.random() < 0.5:
@@ -132,7 +138,7 @@ def _add_tunnel(dice: Random, talk: Talk, stream: int, change: Callable[[Random,
         (b":protocol", b"websocket"),
         (b":scheme", b"http"),
         (b":path", b"/v0/ws"),
-        (b":authority", b"t"),
+        (b":authority", pages.HOST),
         (b"sec-websocket-version", b"13"),
         (b"authorization", b"Bearer full-access-key"),
     ]
@@ -262,6 +268,12 @@ def many_fields(dice: Random, fields: Fields) -> Fields:
     return fields + [(b"x-%d" % number, b"v") for number in range(count)]
 
 
+def some_page(dice: Random, fields: Fields) -> Fields:
+    host, headers = pages.some_page(dice)
+    kept = [(name, host if name == b":authority" else value) for name, value in fields]
+    return kept + [(name.lower(), value) for name, value in headers]
+
+
 def mutated_field(dice: Random, fields: Fields) -> Fields:
     changed = list(fields)
     at = dice.randrange(len(changed))
@@ -270,7 +282,7 @@ def mutated_field(dice: Random, fields: Fields) -> Fields:
     return changed
 
 
-FIELD_CHANGES = (odd_fields, odd_fields, odd_pseudo, odd_pseudo, many_fields, mutated_field)
+FIELD_CHANGES = (odd_fields, odd_fields, odd_pseudo, odd_pseudo, some_page, some_page, many_fields, mutated_field)
 
 
 # --- frames that must not be -------------------------------------------------------------------------

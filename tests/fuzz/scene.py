@@ -24,6 +24,7 @@ from e2e.server import Server, eventually
 from e2e.wire import Wire, request
 from prometheus_client.parser import text_string_to_metric_families
 
+from . import pages
 from .dials import SEED
 from .player import Case, Outcome, Player
 from .verdict import Wrong, read_replies
@@ -51,6 +52,7 @@ SETTINGS: dict[str, object] = {
     "TOPICS_SESSION_TTL_MS": 5_000,
     "TOPICS_MAX_TOTAL_BYTES": 64 << 20,
     "TOPICS_MAX_INFLIGHT_PER_KEY": SLOTS,
+    **pages.ENVIRON,
 }
 
 # For families whose clients keep their connections: a busy machine must not make them look slow.

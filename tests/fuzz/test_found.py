@@ -94,7 +94,7 @@ def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
 
 # --- HTTP/2 ------------------------------------------------------------------------------------------
 
-GOOD = {b":method": b"GET", b":scheme": b"http", b":path": b"/v0/health", b":authority": b"t"}
+GOOD = {b":method": b"GET", b":scheme": b"http", b":path": b"/v0/health", b":authority": b"localhost"}
 
 
 ODD_HEADS = [
@@ -159,7 +159,7 @@ def _ask_at_once(wire: H2Wire, count: int) -> list[int]:
     for _ in range(count):
         stream = wire.h2.get_next_available_stream_id()
         wire.streams[stream] = Stream()
-        fields = [(":method", "GET"), (":path", "/v0/topics/log"), (":scheme", "http"), (":authority", "t")]
+        fields = [(":method", "GET"), (":path", "/v0/topics/log"), (":scheme", "http"), (":authority", "localhost")]
         wire.h2.send_headers(stream, fields, end_stream=True)
         streams.append(stream)
     wire.flush()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from .dials import batches, cases_of, dice, time_limit_s
-from .http1 import case
+from .http1 import case, on_a_foreign_page
 from .player import Outcome
 from .scene import scene
-from .verdict import check_events, read_replies, read_socket
+from .verdict import Wrong, check_events, read_replies, read_socket
 
 pytestmark = pytest.mark.e2e
 
@@ -18,6 +19,7 @@ FAMILY = "http1"
 CASES = cases_of(FAMILY)
 BATCH = 500
 WARM_UP = 0.3  # of all cases
+PROBE = re.compile(rb"(?:GET|HEAD) /(?:v0/)?(?:health|ready)z? ")
 
 
 def judge(outcome: Outcome) -> None:
@@ -27,6 +29,10 @@ def judge(outcome: Outcome) -> None:
     if outcome.received.startswith(b"\0\0") and b"PRI * HTTP/2" in sent:
         return  # it became HTTP/2: another family's
     replies, rest = read_replies(outcome.received, clean=outcome.clean, may_be_bodiless=b"HEAD" in sent)
+    if outcome.case.label == on_a_foreign_page.__name__ and PROBE.match(sent) is None:
+        for reply in replies:
+            if reply.status < 400:
+                raise Wrong(f"{reply.status} for a page that may not")
     if replies and replies[-1].is_stream:
         check_events(rest)
     elif rest:

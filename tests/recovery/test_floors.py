@@ -177,7 +177,7 @@ def pipelined(port: int, requests: list[tuple[str, Any]]) -> list[Any]:
     sent = b""
     for path, body in requests:
         payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n"
         sent += head.encode() + b"Content-Type: application/json\r\n\r\n" + payload
     answers: list[Any] = []
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:

@@ -31,6 +31,7 @@ from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
+from topics.gateway.origins import Origins
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
@@ -164,6 +165,7 @@ class Gateway:
                 Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards), metrics(shards=shards)),
                 max_body_bytes=settings.max_body_bytes,
                 guard=Guard(settings.api_keys, probes=settings.probe_auth),
+                origins=Origins(settings),
             ),
             handlers=handlers,
             calls=self.calls,
@@ -543,7 +545,8 @@ def watch_request(body: dict[str, Any], *, lenient: bool = False) -> bytes:
     encoded = json.dumps(body).encode()
     target = "/v0/watch?lenient=true" if lenient else "/v0/watch"
     return (
-        f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
+        f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(encoded)}\r\n\r\n"
     ).encode() + encoded
 
 
@@ -556,7 +559,7 @@ def send(gateway: Gateway, request: bytes, *, window: int = UNLIMITED) -> SseCli
 
 def open_request(wid: str, *, last_id: str | None = None) -> bytes:
     more = "" if last_id is None else f"Last-Event-ID: {last_id}\r\n"
-    return f"GET /v0/watch/{wid} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{more}\r\n".encode()
+    return f"GET /v0/watch/{wid} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n{more}\r\n".encode()
 
 
 def create(house: House, body: dict[str, Any], *, gateway: int = 0, lenient: bool = False) -> str:
@@ -589,7 +592,7 @@ def append_message(topic: str, records: list[Any], correlation: int, **more: Any
 
 
 UPGRADE = (
-    b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 

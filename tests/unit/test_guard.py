@@ -256,7 +256,7 @@ def test_checks_of_the_handlers() -> None:
 
 
 def head_of(target: str, *lines: str, method: str = "GET") -> bytes:
-    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: t", *lines, "", ""]).encode("latin-1")
+    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode("latin-1")
 
 
 def test_heads_that_differ_in_the_key_alone_are_not_confused(routes: Routes) -> None:

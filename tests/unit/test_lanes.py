@@ -79,7 +79,7 @@ class Client:
     async def get(self, target: str) -> tuple[int, bytes]:
         """The answer; one that breaks off has status 0."""
         number = self._h2.get_next_available_stream_id()
-        head = [(":method", "GET"), (":path", target), (":scheme", "http"), (":authority", "x")]
+        head = [(":method", "GET"), (":path", target), (":scheme", "http"), (":authority", "localhost")]
         self._h2.send_headers(number, head, end_stream=True)
         await self._stream.send_all(self._h2.data_to_send())
         status, body = 0, b""
@@ -117,7 +117,7 @@ def run(gateway: Gateway, script: Any) -> None:
 
 
 def get(house: House, target: str) -> Answer:
-    client = send(house.gateways[0], f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    client = send(house.gateways[0], f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     house.settle()
     client.read()
     assert client.answer is not None
@@ -162,7 +162,7 @@ def test_a_head_that_is_known_and_shorter_than_the_last_one(tmp_path: Path) -> N
 
     def head_of(body: bytes) -> bytes:
         length = f"Content-Length: {len(body)}\r\n\r\n"
-        return f"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}".encode()
+        return f"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}".encode()
 
     house = House(tmp_path)
     longer, shorter = (b'{"records":[{"data":"%b"}]}' % (b"x" * size) for size in (1_000_000, 900_000))
@@ -185,7 +185,7 @@ def test_whoever_goes_before_its_answer_gives_its_places_back(tmp_path: Path, re
     [gateway] = house.gateways
     for _ in range(2):
         client = send(
-            gateway, b"GET /v0/topics/t HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n\r\n" * requests
+            gateway, b"GET /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n" * requests
         )
         gateway.round()
         assert gateway.slots.held == [0, requests]

@@ -64,7 +64,7 @@ def memory() -> Iterator[Callable[[], int]]:
 def head(method: str, path: str, key: str | None, *, framing: str) -> bytes:
     bearer = "" if key is None else f"Authorization: Bearer {key}\r\n"
     return (
-        f"{method} {path} HTTP/1.1\r\nHost: x\r\n{bearer}Content-Type: application/json\r\n{framing}\r\n\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{bearer}Content-Type: application/json\r\n{framing}\r\n\r\n"
     ).encode()
 
 
@@ -194,7 +194,7 @@ class Client:
     def open(self, method: str, path: str, key: str | None) -> int:
         number = self.h2.get_next_available_stream_id()
         bearer = [] if key is None else [("authorization", f"Bearer {key}")]
-        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "t")]
+        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
         self.h2.send_headers(number, [*pseudo, ("content-type", "application/json"), *bearer])
         return number
 

@@ -107,6 +107,7 @@ elastic = false
 log = "debug"
 spin_us = "auto"
 data_dir = "/srv/ä b"
+allowed_hosts = ["App.example.com.", "*.Internal", "[2001:DB8:0::1]"]
 allowed_origins = ["https://App.example.com/", "http://localhost:3000"]
 cold_dir = ""
 """
@@ -117,6 +118,7 @@ def test_a_file_with_every_kind_of_value(tmp_path: Path) -> None:
     settings = found.settings
     assert (settings.host, settings.port, settings.elastic, settings.log) == ("127.0.0.1", 4001, False, "debug")
     assert (settings.spin_us, settings.data_dir, settings.cold_dir) == (-1, "/srv/ä b", None)
+    assert settings.allowed_hosts == ("app.example.com", "*.internal", "2001:db8::1")
     assert settings.allowed_origins == ("https://app.example.com", "http://localhost:3000")
     assert found.origins["port"] == Origin("file", f"{found.file}, line 2")
     assert found.origins["cold_dir"] == found.origins["gateways"] == Origin("default")
@@ -183,6 +185,10 @@ def test_the_file_may_be_named_by_a_variable_over_which_the_option_wins(tmp_path
         ('allowed_origins = "https://a.example"', ['write ["https://a.example"]']),
         ('allowed_origins = ["a.example"]', ["a list of origins"]),
         ("allowed_origins = [1]", ["a list of origins"]),
+        ('allowed_hosts = "a.example"', ["a list of hosts", 'write ["a.example"]']),
+        ('allowed_hosts = ["http://a.example"]', ["a list of hosts", "without scheme and port"]),
+        ('allowed_hosts = ["a.example:4000"]', ["without scheme and port"]),
+        ("allowed_hosts = [1]", ["a list of hosts"]),
         ("[server]\nport = 1", ["[server]", "top level"]),
         ("server.port = 1", ["[server]", "top level"]),
     ],

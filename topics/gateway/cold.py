@@ -40,6 +40,7 @@ from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.large import opened
 from topics.gateway.large_append import LargeAppend
+from topics.gateway.origins import Origins, Visit
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
@@ -65,6 +66,7 @@ class _Life:
         self.slot = 0  # the key whose slot it holds
         self.peer: tuple[str, int] | None = None
         self.target = ""
+        self.hosts: list[bytes] = []
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
         self._answered = trio.Event()
@@ -146,6 +148,7 @@ class ColdLane:
         self._access = access
         self._settings = settings
         self._guard = guard
+        self._origins = Origins(settings)
         self._routes = routes
         self._handlers = handlers
         self._calls = calls
@@ -253,6 +256,7 @@ class ColdLane:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
                 life.target = _target(scope)
                 life.peer = scope.get("client")
+                life.hosts = [value for name, value in scope["headers"] if name == b"host"]
                 # Quart takes targets and hosts apart, and fails on some before it asks us. We read them ourselves.
                 kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
                 plain = {"path": "/", "raw_path": b"/", "query_string": b"", "headers": [(b"host", b"topics"), *kept]}
@@ -361,8 +365,9 @@ class ColdLane:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         route = self._routes.find(current.scope["method"], life.target)
         life.number = route.number
-        given = [value.encode("latin-1") for value in current.headers.getlist("authorization")]
-        return route, self._guard.admit(route, given)
+        visit = Visit(life.hosts, b",".join(_headers("sec-fetch-site")), b",".join(_headers("origin")))
+        self._origins.admit(current.scope["method"], route, visit)
+        return route, self._guard.admit(route, _headers("authorization"))
 
     async def _outcome(self, life: _Life) -> Outcome | LargeAppend:
         try:
@@ -448,6 +453,9 @@ class ColdLane:
             self._routes.find("CONNECT", tunnel.target)
         route = self._routes.find("GET", tunnel.target)
         life.number = route.number
+        headers = tunnel.headers
+        visit = Visit([headers[b"host"]], headers.get(b"sec-fetch-site", b""), headers.get(b"origin", b""))
+        self._origins.admit("GET", route, visit)
         key = self._guard.admit(route, [tunnel.headers[b"authorization"]] if b"authorization" in tunnel.headers else [])
         if self._handlers.draining:
             raise shutting_down()
@@ -455,7 +463,6 @@ class ColdLane:
             raise ApiError("upgrade_required", "this is a WebSocket endpoint: connect with a WebSocket client")
         if tunnel.headers.get(b"sec-websocket-version") != b"13":
             raise ApiError("upgrade_required", "only WebSocket version 13 is spoken here")
-        self._watches.check_origin(tunnel.headers)
         self._take_slot(life, key)
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
@@ -491,6 +498,10 @@ def _target(scope: dict[str, Any]) -> str:
     path: str = scope["raw_path"].decode("latin-1").partition("?")[0]
     query: str = scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+def _headers(name: str) -> list[bytes]:
+    return [value.encode("latin-1") for value in current.headers.getlist(name)]
 
 
 def _header(name: str) -> bytes:

@@ -19,9 +19,11 @@ from topics import limits
 from topics.errors import ApiError, invalid
 from topics.gateway.compression import too_large
 from topics.gateway.guard import Guard
+from topics.gateway.origins import Origins, Visit
 from topics.gateway.plain import PlainRoute
 from topics.gateway.routes import Route, Routes
 from topics.keys import Key
+from topics.settings import Settings
 
 _CACHED_HEADS = 4_096
 _CACHED_HEAD_BYTES = 2_048
@@ -67,10 +69,19 @@ def _refusal(error: ApiError, events: _Events | None = None) -> Head:
 
 
 class Heads:
-    def __init__(self, routes: Routes, *, max_body_bytes: int, guard: Guard | None = None, lines: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        *,
+        max_body_bytes: int,
+        guard: Guard | None = None,
+        origins: Origins | None = None,
+        lines: bool = False,
+    ) -> None:
         self._lines = lines  # somebody wants to see method and path
         self._routes = routes
         self._guard = guard or Guard((), probes=False)
+        self._origins = origins or Origins(Settings())
         self._secret = self._guard.on
         self._max_body_bytes = max_body_bytes
         self._known: dict[bytes | int, Head] = {}
@@ -165,10 +176,11 @@ class Heads:
         route, error = None, None
         gzip_body, key, owner = False, None, None
         try:
-            target = _origin_form(events.url.decode("ascii"))
+            authority, target = _split_target(events.url.decode("ascii"))
             found = self._routes.find(method, target)
             # Heads are kept: without the token that a query may hold.
             route = found._replace(query={name: text for name, text in found.query.items() if name != "token"})
+            self._origins.admit(method, found, _visit(headers, hosts if authority is None else [*hosts, authority]))
             owner = self._guard.admit(found, headers.get(b"authorization", []))
             if route.takes_body and length != 0:
                 if length > route.most:
@@ -245,15 +257,20 @@ def _joined(headers: dict[bytes, list[bytes]], *, old: bool) -> dict[bytes, byte
     return {name: b",".join(values) for name, values in headers.items() if not (old and name == b"upgrade")}
 
 
-def _origin_form(target: str) -> str:
-    """The path of a target; one with scheme and host, as proxies send it, is accepted too."""
+def _split_target(target: str) -> tuple[bytes | None, str]:
+    """The path of a target; one with scheme and host, as proxies send it, is accepted too, and its host comes first."""
     if target.startswith("/"):
-        return target
+        return None, target
     for scheme in ("http://", "https://"):
         if target.lower().startswith(scheme):
-            _, slash, path = target[len(scheme) :].partition("/")
-            return slash + path or "/"
+            authority, slash, path = target[len(scheme) :].partition("/")
+            return authority.encode(), slash + path or "/"
     raise invalid("the request target must be a path")
+
+
+def _visit(headers: dict[bytes, list[bytes]], hosts: list[bytes]) -> Visit:
+    """What stands there twice is joined, so that it is nothing known."""
+    return Visit(hosts, b",".join(headers.get(b"sec-fetch-site", [])), b",".join(headers.get(b"origin", [])))
 
 
 # --- rules that the other lane applies too -----------------------------------------------------------

@@ -36,6 +36,7 @@ from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import HotLane
 from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.origins import Origins
 from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
@@ -159,7 +160,13 @@ class Gateway:
         )
         self._hot = HotLane(
             settings=settings,
-            heads=Heads(routes, max_body_bytes=settings.max_body_bytes, guard=guard, lines=logs_requests),
+            heads=Heads(
+                routes,
+                max_body_bytes=settings.max_body_bytes,
+                guard=guard,
+                origins=Origins(settings),
+                lines=logs_requests,
+            ),
             handlers=self._handlers,
             calls=self._calls,
             epoll=self._idle.epoll,

@@ -9,14 +9,15 @@ from collections import Counter
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, invalid
+from topics.errors import invalid
 from topics.gateway import bodies, jobs
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.guard import owner_of
 from topics.gateway.handlers import RenderedCall, elapsed_ms, with_performance
+from topics.gateway.origins import check_events
 from topics.gateway.pressure import Pressure
 from topics.gateway.streams import HOME, Streams
-from topics.gateway.watches import SSE_HEADERS, accepts_events
+from topics.gateway.watches import SSE_HEADERS
 from topics.gateway.work import WorkStream
 
 
@@ -86,8 +87,7 @@ class QueueHandlers:
         """First whether there is such a queue, then whether there is room for one more stream."""
         head = self._work_head(request)
         owner = owner_of(request.key)
-        if not accepts_events(request.headers.get(b"accept", b"")):
-            raise ApiError("not_acceptable", "this is an event stream: send Accept: text/event-stream")
+        check_events(request.headers)
 
         def opened(answer: messages.StreamOpened, _: bytes | memoryview) -> Response:
             stream = WorkStream(self._streams, answer.stream, head, owner=owner)

@@ -37,6 +37,7 @@ class Route(NamedTuple):
     probe: bool = False  # answers without a key, unless probes need one too
     token: bool = False  # the key may stand in the query: browsers can't send headers with an EventSource
     streams: bool = False  # its answer may go on for as long as the connection lives
+    socket: bool = False  # and is a WebSocket
     looks: bool = False  # its handler looks at headers
     always: bool = False  # answered while the server stops, too
     number: int = 0  # of its row, for counters
@@ -53,6 +54,7 @@ class Row(NamedTuple):
     probe: bool = False
     token: bool = False
     streams: bool = False
+    socket: bool = False
     looks: bool = False
     always: bool = False
     number: int = 0
@@ -102,7 +104,7 @@ class Routes:
             },
             ("v0", "watch"): {"POST": Row(watches.create, _READ)},
             ("v0", "watch", _NAME): {"GET": Row(watches.open, _READ, named=False, token=True, streams=True)},
-            ("v0", "ws"): {"GET": Row(watches.socket, streams=True)},
+            ("v0", "ws"): {"GET": Row(watches.socket, streams=True, socket=True)},
             ("v0", "metrics"): {"GET": Row(metrics.get, _READ, looks=True, always=True)},
             ("v0", "health"): health,
             ("v0", "ready"): ready,
@@ -164,6 +166,7 @@ class Routes:
             probe=row.probe,
             token=row.token,
             streams=streams,
+            socket=row.socket,
             looks=row.looks,
             always=row.always,
             number=row.number,

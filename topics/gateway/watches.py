@@ -22,6 +22,7 @@ from topics.gateway import frames
 from topics.gateway.exchange import Call, Outcome, Request, Response
 from topics.gateway.guard import check_names, owner_of
 from topics.gateway.handlers import flag, with_performance
+from topics.gateway.origins import check_events
 from topics.gateway.positions import Found, described, locate, start_of
 from topics.gateway.sse import Definition, SseStream
 from topics.gateway.streams import HOME, Remembered, Streams
@@ -90,8 +91,7 @@ class Watches:
         wid = request.name
         if _WID.match(wid) is None:
             raise invalid("this is not a watch id: POST /v0/watch gives one out")
-        if not accepts_events(request.headers.get(b"accept", b"")):
-            raise ApiError("not_acceptable", "this is an event stream: send Accept: text/event-stream")
+        check_events(request.headers)
         last_id = None
         if raw := request.headers.get(b"last-event-id"):
             last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
@@ -136,22 +136,7 @@ class Watches:
                 raise ValueError
         except ValueError:
             raise invalid("Sec-WebSocket-Key must be 16 bytes in base64") from None
-        self.check_origin(headers)
         return base64.b64encode(hashlib.sha1(key + _WEBSOCKET_GUID).digest()).decode()
-
-    def check_origin(self, headers: Any) -> None:
-        """Browsers let any page open a WebSocket to anywhere, and say where the page is from: only our own may."""
-        origin = headers.get(b"origin", b"").decode("latin-1").lower()
-        allowed = self._settings.allowed_origins
-        if not origin or "*" in allowed or origin in allowed:
-            return
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        if origin.partition("://")[2] != host:
-            raise ApiError(
-                "forbidden",
-                "pages of this origin may not connect; TOPICS_ALLOWED_ORIGINS names those that may",
-                {"origin": origin[:256]},
-            )
 
 
 class _HomeCall(Call, kw_only=True, gc=False, eq=False):
@@ -162,16 +147,6 @@ class _HomeCall(Call, kw_only=True, gc=False, eq=False):
 
 
 # --- headers ---
-
-
-def accepts_events(accept: bytes) -> bool:
-    if not accept.strip():
-        return True
-    for part in accept.lower().split(b","):
-        kind, _, parameters = part.partition(b";")
-        if kind.strip() in (b"text/event-stream", b"text/*", b"*/*"):
-            return parameters.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
-    return False
 
 
 def _tokens(value: bytes) -> list[bytes]:
