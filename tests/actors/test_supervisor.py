@@ -140,11 +140,52 @@ def test_no_gateway_left_ends_the_server(start: Start) -> None:
     assert server.trace("echo-0", "stopping") or not server.trace("echo-0", "ready")
 
 
+def test_a_gateway_that_has_served_is_started_again_however_often_it_dies(start: Start) -> None:
+    server = start([PINGER, ECHOES[0]], [("ping-0", "echo-0")])
+    server.wait_all_ready()
+    deaths = limits.RESTARTS_PER_MINUTE + 1
+    for death in range(1, deaths + 1):
+        server.kill_child("ping-0")
+        server.wait_state("ping-0", State.READY, generation=death + 1)
+    assert server.word("ping-0", Word.RESTARTS) == deaths
+    assert server.word("echo-0", Word.RESTARTS) == 0
+    pings_on(server)
+    pauses = [line.partition("restart_in_ms=")[2] for line in server.stderr().splitlines() if "child_died" in line]
+    assert [int(pause) for pause in pauses] == [0, 100, 200, 400, 800, 1_600]
+    assert server.stop() == 0
+
+
+def test_one_gateway_has_served_and_another_is_tried_for_ever(start: Start) -> None:
+    """Whatever it says of its failure: the settings are good."""
+    refusing = ProcessSpec("gateway-1", "roles.refuses", 1, listener=True)
+    server = start([PINGER, refusing, ECHOES[0]], [("ping-0", "echo-0")], stop_timeout_ms=600_000)
+    server.wait_state("ping-0", State.READY)
+    eventually(
+        lambda: len(server.trace("gateway-1", "booted")) > 2 or server.state("gateway-1") is State.FAILED, what="tries"
+    )
+    if server.state("gateway-1") is not State.FAILED:  # it was faster than the other, and given up
+        assert 'child_died child=gateway-1 how="frame 7 of file 3' in server.stderr()
+    pings_on(server)
+    assert server.stop() == 0
+
+
 def test_a_blocked_loop_is_a_hang(start: Start) -> None:
     server = start([ProcessSpec("hang-0", "roles.hangs", 0)])
     server.wait_state("hang-0", State.READY, generation=2)
     assert "child_hangs child=hang-0" in server.stderr()
     assert server.word("hang-0", Word.RESTARTS) == 1
+
+
+def test_a_child_that_works_without_a_beat_is_busy_and_lives_on(start: Start) -> None:
+    server = start([ProcessSpec("toil-0", "roles.toils", 0)])
+    eventually(lambda: server.trace("toil-0", "toiled"), what="its work done")
+    beat = server.word("toil-0", Word.HEARTBEAT)
+    eventually(lambda: server.word("toil-0", Word.HEARTBEAT) > beat, what="another beat")
+    eventually(lambda: "child_beats_again child=toil-0" in server.stderr(), what="word that it is back")
+    assert server.stderr().count("child_busy child=toil-0") == 1
+    assert "child_hangs" not in server.stderr()
+    assert server.word("toil-0", Word.RESTARTS) == 0
+    assert server.stop() == 0
 
 
 def test_a_stopped_process_is_a_hang(start: Start) -> None:
