@@ -140,11 +140,47 @@ def test_no_gateway_left_ends_the_server(start: Start) -> None:
     assert server.trace("echo-0", "stopping") or not server.trace("echo-0", "ready")
 
 
+def test_a_gateway_that_has_served_is_started_again_however_often_it_dies(start: Start) -> None:
+    server = start([PINGER, ECHOES[0]], [("ping-0", "echo-0")])
+    server.wait_all_ready()
+    deaths = limits.RESTARTS_PER_MINUTE + 1
+    for death in range(1, deaths + 1):
+        server.kill_child("ping-0")
+        server.wait_state("ping-0", State.READY, generation=death + 1)
+    assert server.word("ping-0", Word.RESTARTS) == deaths
+    assert server.word("echo-0", Word.RESTARTS) == 0
+    pings_on(server)
+    pauses = [line.partition("restart_in_ms=")[2] for line in server.stderr().splitlines() if "child_died" in line]
+    assert [int(pause) for pause in pauses] == [0, 100, 200, 400, 800, 1_600]
+    assert server.stop() == 0
+
+
+def test_a_gateway_that_has_served_is_tried_again_whatever_it_says_of_its_failure(start: Start) -> None:
+    server = start([ProcessSpec("gateway-0", "roles.refuses_for_a_while", 0, listener=True), ECHOES[0]])
+    server.wait_all_ready()
+    server.kill_child("gateway-0")
+    server.wait_state("gateway-0", State.READY, generation=4)
+    assert server.stderr().count('child_died child=gateway-0 how="no memory left" ') == 2
+    assert server.stop() == 0
+
+
 def test_a_blocked_loop_is_a_hang(start: Start) -> None:
     server = start([ProcessSpec("hang-0", "roles.hangs", 0)])
     server.wait_state("hang-0", State.READY, generation=2)
     assert "child_hangs child=hang-0" in server.stderr()
     assert server.word("hang-0", Word.RESTARTS) == 1
+
+
+def test_a_child_that_works_without_a_beat_is_busy_and_lives_on(start: Start) -> None:
+    server = start([ProcessSpec("toil-0", "roles.toils", 0)])
+    eventually(lambda: server.trace("toil-0", "toiled"), what="its work done")
+    beat = server.word("toil-0", Word.HEARTBEAT)
+    eventually(lambda: server.word("toil-0", Word.HEARTBEAT) > beat, what="another beat")
+    eventually(lambda: "child_beats_again child=toil-0" in server.stderr(), what="word that it is back")
+    assert server.stderr().count("child_busy child=toil-0") == 1
+    assert "child_hangs" not in server.stderr()
+    assert server.word("toil-0", Word.RESTARTS) == 0
+    assert server.stop() == 0
 
 
 def test_a_stopped_process_is_a_hang(start: Start) -> None:

@@ -22,6 +22,7 @@ class Scene:
 
     def __init__(self, *, watchdog_us: int | None = None, heartbeat_s: float = 1.0) -> None:
         self.now = 100.0
+        self.busy: set[str] = set()
         self.rows = {name: Row(name, memoryview(bytearray(ROW_BYTES)).cast("Q")) for name in NAMES}
         self.bulletin = Bulletin(
             list(self.rows.values()),
@@ -29,6 +30,7 @@ class Scene:
             clock=lambda: self.now,
             heartbeat_s=heartbeat_s,
             watchdog_us=watchdog_us,
+            busy=self.busy,
         )
 
     def beat(self, *but: str) -> None:
@@ -195,6 +197,17 @@ def test_who_is_not_there_can_not_stall(state: State) -> None:
     scene.serve()
     scene.set(state, "shard-0")
     assert len(pings(scene, 60, "shard-0")) == 60
+
+
+def test_a_busy_one_is_the_supervisors_to_judge() -> None:
+    scene = Scene(watchdog_us=4_000_000)
+    scene.serve()
+    scene.busy.add("shard-0")
+    assert scene.step(1, "shard-0") == [f"STATUS={SERVING}; but shard-0 is busy and can't be asked"]
+    assert len(pings(scene, 60, "shard-0")) == 30
+    scene.busy.clear()  # it was killed, or beats again
+    assert pings(scene, 20, "shard-0") == [1]
+    assert any("shard-0 does not respond" in line for line in scene.bulletin._status.splitlines())
 
 
 def test_a_new_life_counts_from_its_first_beat() -> None:

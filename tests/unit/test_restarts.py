@@ -7,9 +7,10 @@ import itertools
 import pytest
 
 from topics import limits
-from topics.actors.heartbeat import START_TIMEOUT_MS, HeartbeatWatch
 from topics.actors.restarts import (
     ALIVE,
+    FOR_EVER,
+    HEALTHY_S,
     LONGEST_PAUSE_S,
     OVER,
     TRANSITIONS,
@@ -99,25 +100,39 @@ WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
 }
 
 
-def child_in(life: Life) -> ChildLife:
+# What is otherwise for a child that is restarted for ever.
+WANTED_FOR_EVER = {**WANTED, S.REFUSING: {**WANTED[S.REFUSING], Event.EXIT: (S.BACKOFF, A.RETRY)}}
+
+
+def child_in(life: Life, *, for_ever: bool = False) -> ChildLife:
     child = ChildLife(Clock())
     for event in WAY_TO[life]:
         child.handle(event)
+    if for_ever:
+        child.persist()
     assert child.life is life
     return child
 
 
+@pytest.mark.parametrize("for_ever", [False, True])
 @pytest.mark.parametrize(("life", "event"), list(itertools.product(Life, Event)))
-def test_every_state_and_event(life: Life, event: Event) -> None:
-    child = child_in(life)
-    if event not in WANTED[life]:
+def test_every_state_and_event(life: Life, event: Event, for_ever: bool) -> None:
+    child = child_in(life, for_ever=for_ever)
+    wanted = WANTED_FOR_EVER if for_ever else WANTED
+    if event not in wanted[life]:
         with pytest.raises(IllegalEvent, match=life.value):
             child.handle(event)
         assert child.life is life
         return
-    after, action = WANTED[life][event]
+    after, action = wanted[life][event]
     assert child.handle(event) is action
     assert child.life is after
+
+
+def test_nothing_that_happens_to_a_child_that_is_restarted_for_ever_leads_to_failed() -> None:
+    for (life, _), (after, action) in FOR_EVER.items():
+        assert action is not Action.GIVE_UP
+        assert life is Life.FAILED or after is not Life.FAILED
 
 
 def test_every_living_child_can_die_hang_and_be_stopped() -> None:
@@ -182,24 +197,78 @@ def test_deaths_by_hanging_count_too() -> None:
     assert child.life is Life.FAILED
 
 
-def test_heart_that_stops_is_noticed_after_the_misses_allowed() -> None:
-    watch = HeartbeatWatch(interval_ms=1_000, misses_allowed=3)
-    assert not watch.look(10)
-    assert [watch.look(10) for _ in range(3)] == [False, False, True]
+# --- for ever ---
 
 
-def test_one_beat_forgives_all_misses() -> None:
-    watch = HeartbeatWatch(interval_ms=1_000, misses_allowed=3)
-    for beat in (10, 10, 10, 11, 11, 11, 12):
-        assert not watch.look(beat)
+def persistent(clock: Clock) -> ChildLife:
+    child = ChildLife(clock)
+    child.persist()
+    return child
 
 
-def test_before_the_first_beat_only_the_start_deadline_counts() -> None:
-    watch = HeartbeatWatch(interval_ms=1_000, misses_allowed=3)
-    looks = START_TIMEOUT_MS // 1_000
-    assert [watch.look(0) for _ in range(looks)] == [False] * (looks - 1) + [True]
+def test_a_child_that_is_restarted_for_ever_is_never_given_up_and_its_pauses_are_bounded() -> None:
+    clock = Clock()
+    child = persistent(clock)
+    pauses = []
+    for _ in range(1_000):
+        assert die(child) is Action.RETRY
+        pauses.append(child.pause_s)
+        clock.now += child.pause_s
+    assert pauses[:10] == pytest.approx([0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0])
+    assert set(pauses[8:]) == {10.0}
+    assert child.life is Life.BACKOFF
+    assert child.statistics().restarts_in_window <= 7  # of the last minute alone: this does not grow
 
 
-def test_start_deadline_is_never_shorter_than_a_hang() -> None:
-    watch = HeartbeatWatch(interval_ms=60_000, misses_allowed=5)
-    assert [watch.look(0) for _ in range(5)] == [False] * 4 + [True]
+def live(child: ChildLife, clock: Clock, seconds: float) -> None:
+    child.handle(Event.START)
+    child.handle(Event.READY)
+    clock.now += seconds / 2
+    child.handle(Event.READY)  # said twice: counted from the first
+    clock.now += seconds / 2
+    assert child.handle(Event.EXIT) is Action.RETRY
+
+
+def test_pauses_begin_anew_after_a_while_of_health() -> None:
+    clock = Clock()
+    child = persistent(clock)
+    for _ in range(5):
+        live(child, clock, 1.0)
+    assert child.pause_s == pytest.approx(0.8)
+    live(child, clock, HEALTHY_S - 0.001)
+    assert child.pause_s == pytest.approx(1.6)
+    live(child, clock, HEALTHY_S)
+    assert child.pause_s == 0.0
+    live(child, clock, 1.0)
+    assert child.pause_s == pytest.approx(0.1)
+
+
+def test_only_the_time_in_which_it_was_ready_is_health() -> None:
+    clock = Clock()
+    child = persistent(clock)
+    live(child, clock, 1.0)
+    child.handle(Event.START)
+    clock.now += 10 * HEALTHY_S  # it never gets there
+    assert child.handle(Event.EXIT) is Action.RETRY
+    assert child.pause_s == pytest.approx(0.1)
+
+
+def test_a_child_becomes_persistent_with_what_it_has_spent_and_after_it_was_given_up_it_stays_down() -> None:
+    child = ChildLife(Clock(), restarts_per_minute=2)
+    die(child)
+    die(child)
+    child.persist()
+    assert [die(child) for _ in range(10)] == [Action.RETRY] * 10
+    failed = child_in(Life.FAILED, for_ever=True)
+    with pytest.raises(IllegalEvent):
+        failed.handle(Event.START)
+
+
+def test_a_persistent_child_can_be_replaced_and_stopped() -> None:
+    child = persistent(Clock())
+    for event in (Event.START, Event.READY, Event.RETIRE):
+        child.handle(event)
+    assert child.handle(Event.EXIT) is Action.REPLACE
+    die(child)
+    assert child.handle(Event.STOP) is Action.DONE
+    assert child.life is Life.STOPPED

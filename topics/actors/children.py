@@ -64,6 +64,9 @@ class Child:
         self.changed()
         return action
 
+    def persist(self) -> None:
+        self._life.persist()
+
     def changed(self) -> None:
         before, self._changed = self._changed, trio.Event()
         before.set()

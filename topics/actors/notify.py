@@ -13,7 +13,7 @@
   remains of it serves.
 - A sign of life, which is EXTEND_TIMEOUT_USEC at first and during a reload, and WATCHDOG=1 later, is only given if
   nobody has stalled: a process that has begun to beat must beat. One that waits to be started again, that has not
-  begun, or that stays down is the supervisor's to judge, which has deadlines of its own for these.
+  begun, that is busy, or that stays down is the supervisor's to judge, which has deadlines of its own for these.
 - The manager never holds us up: what it does not take is sent again with the next look, but for signs of life, which
   would be out of date.
 
@@ -27,7 +27,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 import trio
@@ -88,8 +88,10 @@ class Bulletin:
         clock: Callable[[], float],
         heartbeat_s: float,
         watchdog_us: int | None = None,
+        busy: Container[str] = (),
     ) -> None:
         self._rows = rows
+        self._busy = busy
         self._serving = serving
         self._clock = clock
         self._half_s = None if watchdog_us is None else watchdog_us / 2_000_000
@@ -146,7 +148,7 @@ class Bulletin:
         for row in self._rows:
             beat = (row[Word.GENERATION], row[Word.HEARTBEAT])
             last, seen = self._beats[row.name]
-            if beat != last or not beat[1] or row.state in _NOBODY:
+            if beat != last or not beat[1] or row.state in _NOBODY or row.name in self._busy:
                 self._beats[row.name] = (beat, now)
             elif now - seen > self._patience_s:
                 found.append(row.name)
@@ -170,6 +172,7 @@ class Bulletin:
         waiting = [row for row in self._rows if not _serves(row)]
         parts = [_describe(row) for row in waiting if row.name not in stalled]
         parts += [f"{name} does not respond" for name in stalled]
+        parts += [f"{row.name} is busy and can't be asked" for row in self._rows if row.name in self._busy]
         if self.phase is Phase.SERVING:
             reloading = ["processes are replaced one by one"] if self._reloading else []
             return _line("; but ".join([self._serving, *([", ".join(reloading + parts)] if reloading + parts else [])]))

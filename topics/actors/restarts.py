@@ -3,7 +3,12 @@
 Rules: TRANSITIONS is the whole machine; a pair that is not in it can't happen, and IllegalEvent says so.
 A child that dies is started again at once, then after growing pauses; when it has been restarted as often
 as a minute allows and dies once more it stays down, and so does one that reports a failure which a
-restart would not mend. A child that hangs is killed, and its death is then treated like any other.
+restart would not help. A child that hangs is killed, and its death is then treated like any other.
+
+A child that the server can't do without is restarted for ever (`persist`), whatever it dies of: FOR_EVER is its table.
+Its pauses grow up to a bound, and begin anew after it has been ready for a while. Gateways are such children from the
+moment at which one of them has served: what clients send may end them again and again, and must not end the server. A
+gateway that dies before that is broken or can't work with the settings, and is given up as others are.
 
     waiting ──START──► starting ──READY──► ready ──STOP──► stopping ──EXIT──► stopped
                           ▲  │ EXIT          │ EXIT
@@ -29,6 +34,7 @@ from topics.errors import TopicsError
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
+HEALTHY_S = 60.0  # ready for so long: the deaths before don't count any more
 
 
 class Life(enum.Enum):
@@ -124,6 +130,12 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     (Life.STOPPED, Event.OVERDUE): (Life.STOPPED, Action.NOTHING),
 }
 
+# Of a child that is restarted for ever.
+FOR_EVER: dict[tuple[Life, Event], tuple[Life, Action]] = {
+    **TRANSITIONS,
+    (Life.REFUSING, Event.EXIT): (Life.BACKOFF, Action.RETRY),
+}
+
 ALIVE = frozenset({Life.STARTING, Life.READY, Life.RETIRING, Life.KILLED, Life.REFUSING, Life.STOPPING})
 OVER = frozenset({Life.STOPPED, Life.FAILED})
 
@@ -141,33 +153,64 @@ class ChildLife:
         self._clock = clock
         self._budget = restarts_per_minute
         self._restarts: deque[float] = deque()  # when, within the last minute
+        self._for_ever = False
+        self._deaths = 0  # since it was last healthy; only of one that is restarted for ever
+        self._ready_at: float | None = None
         self.life = Life.WAITING
         self.starts = 0
         self.pause_s = 0.0
 
+    def persist(self) -> None:
+        """From now on it is restarted for ever; one that has been given up stays so."""
+        self._for_ever = True
+
     def handle(self, event: Event) -> Action:
         try:
-            life, action = TRANSITIONS[self.life, event]
+            life, action = (FOR_EVER if self._for_ever else TRANSITIONS)[self.life, event]
         except KeyError:
             raise IllegalEvent(f"{event.value} can't happen to a child that is {self.life.value}") from None
         if action is Action.RETRY:
-            life, action = self._spend()
+            life, action = self._back_off() if self._for_ever else self._spend()
         if event is Event.START:
             self.starts += 1
+            self._ready_at = None
+        if event is Event.READY and self._ready_at is None:
+            self._ready_at = self._clock()
         self.life = life
         return action
 
     def _spend(self) -> tuple[Life, Action]:
         """Take one restart from the budget, and set the pause before it."""
-        now = self._clock()
-        while self._restarts and self._restarts[0] <= now - WINDOW_S:
-            self._restarts.popleft()
-        spent = len(self._restarts)
+        spent = self._count()
         if spent >= self._budget:
             return Life.FAILED, Action.GIVE_UP
-        self.pause_s = 0.0 if spent == 0 else min(FIRST_PAUSE_S * 2.0 ** (spent - 1), LONGEST_PAUSE_S)
+        self.pause_s = _pause_s(spent, first=FIRST_PAUSE_S, longest=LONGEST_PAUSE_S)
+        self._restarts.append(self._clock())
+        return Life.BACKOFF, Action.RETRY
+
+    def _back_off(self) -> tuple[Life, Action]:
+        """Set the pause before the next of any number of restarts."""
+        now = self._clock()
+        if self._ready_at is not None and now - self._ready_at >= HEALTHY_S:
+            self._deaths = 0
+        self._count()
+        first_ms, longest_ms = limits.GATEWAY_PAUSE_MS
+        self.pause_s = _pause_s(self._deaths, first=first_ms / 1_000, longest=longest_ms / 1_000)
+        self._deaths += 1
         self._restarts.append(now)
         return Life.BACKOFF, Action.RETRY
 
+    def _count(self) -> int:
+        """The restarts of the last minute."""
+        now = self._clock()
+        while self._restarts and self._restarts[0] <= now - WINDOW_S:
+            self._restarts.popleft()
+        return len(self._restarts)
+
     def statistics(self) -> RestartStatistics:
         return RestartStatistics(self.life, self.starts, len(self._restarts))
+
+
+def _pause_s(deaths: int, *, first: float, longest: float) -> float:
+    """None after the first death, then twice as long each time."""
+    return 0.0 if deaths == 0 else min(first * 2.0 ** min(deaths - 1, 32), longest)

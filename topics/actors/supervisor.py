@@ -46,13 +46,13 @@ from topics.actors.control import (
 )
 from topics.actors.datadir import DataDir, LockInfo, url
 from topics.actors.estate import Estate
-from topics.actors.heartbeat import HeartbeatWatch
 from topics.actors.listener import write_port_file
 from topics.actors.log import Log
 from topics.actors.notify import Bulletin, Informer, ServiceManager
 from topics.actors.orders import Order
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.provisions import raise_open_files_limit, require_shared_memory
+from topics.actors.pulse import Pulse
 from topics.actors.reload import Reload, Report
 from topics.actors.reloads import Reloads
 from topics.actors.restarts import OVER, Action, Event, Life
@@ -97,10 +97,14 @@ class Supervisor:
         self.port: int = self._estate.listener.getsockname()[1]
         self._row = self.board.row(NAME)
         self._children = {spec.name: Child(spec, self.board) for spec in specs}
+        self._doors = [child for child in self._children.values() if child.spec.listener]
         self._links = [Link(self._children[a], self._children[b]) for a, b in links]
         for link in self._links:
             for end in link.ends:
                 end.links.append(link)
+        self._pulse = Pulse(
+            list(self._children.values()), interval_ms=settings.heartbeat_ms, log=self._log, clock=trio.current_time
+        )
         require_shared_memory(len(self._links) * self._estate.link_bytes)
         self._stop_asked = trio.Event()
         self._announced = False
@@ -220,7 +224,7 @@ class Supervisor:
         child.row.set(Word.GENERATION, child.starts)
         child.row.set(Word.RESTARTS, child.starts - 1 - child.replaced)
         child.row.set(Word.STARTED_MS, time.time_ns() // 1_000_000)
-        child.watch = HeartbeatWatch(interval_ms=self._settings.heartbeat_ms)
+        self._pulse.begin(child)
         regions = self._estate.make_regions(child)
         try:
             process = child.process = child.take_successor() or ChildProcess.spawn()
@@ -257,7 +261,7 @@ class Supervisor:
                 self._log.warning(
                     "child_died",
                     child=child.name,
-                    how="hung, killed" if hung else how,
+                    how="hung, killed" if hung else child.reason or how,
                     restart_in_ms=round(child.pause_s * 1_000),
                 )
                 child.pause = trio.CancelScope()
@@ -275,14 +279,13 @@ class Supervisor:
                 self._log.info("child_stopped", child=child.name, how=how)
 
     def _judge_failure(self, child: Child) -> None:
-        """The rest goes on serving, unless there is no rest that could."""
+        """The rest goes on serving, unless there is no rest that could: no gateway has ever served then."""
         if self._plan.changes:
             self._fatal(
                 "layout_change_failed",
                 advice=f"nothing was changed; TOPICS_WAL_SHARDS={self._plan.old_shards} serves as before",
             )
-        doors = [each for each in self._children.values() if each.spec.listener]
-        if doors and all(each.life is Life.FAILED for each in doors):
+        if self._doors and all(door.life is Life.FAILED for door in self._doors):
             self._fatal("no_gateway_left")
 
     def _fatal(self, event: str, **fields: object) -> None:
@@ -350,6 +353,9 @@ class Supervisor:
 
         if self._stop_asked.is_set():
             return
+        if any(map(ready, self._doors)):
+            for door in self._doors:
+                door.persist()  # the settings are good: what ends a gateway from now on, clients may have sent
         stores = [child for child in self._children.values() if child.spec.stores]
         if self._plan.changes and all(map(ready, stores)):
             self._commit_layout(stores)
@@ -385,12 +391,7 @@ class Supervisor:
         while True:
             self._row.set(Word.HEARTBEAT, time.monotonic_ns())
             await trio.sleep(self._settings.heartbeat_ms / 1_000)
-            for child in self._children.values():
-                if child.process is None or child.watch is None:
-                    continue
-                if child.watch.look(child.row[Word.HEARTBEAT]) and (child.handle(Event.HUNG) is Action.KILL):
-                    self._log.warning("child_hangs", child=child.name, pid=child.process.pid)
-                    child.process.kill()
+            self._pulse.look()
 
     def _begin_informing(self, manager: ServiceManager | None) -> Informer:
         bulletin = Bulletin(
@@ -399,6 +400,7 @@ class Supervisor:
             clock=trio.current_time,
             heartbeat_s=self._settings.heartbeat_ms / 1_000,
             watchdog_us=None if manager is None else manager.address.watchdog_us,
+            busy=self._pulse.busy,
         )
         return Informer(manager, bulletin, self._log)
 
