@@ -77,6 +77,17 @@ def data_of(api: Client, topic: str, from_seq: int = 0) -> list[Any]:
     return [record.get("data", record.get("reason")) for record in read(api, topic, from_seq)]
 
 
+def wait_forwarded(api: Client, totals: dict[str, int]) -> None:
+    """Until routers say so. Copies are readable a moment before their router hears of it."""
+
+    def told() -> bool:
+        found = {router: get_router(api, router)["forwarded_total"] for router in totals}
+        assert all(found[router] <= total for router, total in totals.items()), found
+        return found == totals
+
+    eventually(told, within_s=WITHIN_S, what=f"{totals}")
+
+
 def wait_data(api: Client, topic: str, expected: list[Any], *, within_s: float = WITHIN_S) -> None:
     """Until a topic holds exactly this."""
     found: list[Any] = []

@@ -26,12 +26,12 @@ from .routing import (
     data_of,
     drained,
     drop_router,
-    get_router,
     name_on,
     put_router,
     read,
     route,
     wait_data,
+    wait_forwarded,
     wait_head,
     wait_records,
     wait_router_still,
@@ -284,8 +284,7 @@ def test_a_mirror_of_two(api: Client, a: str, b: str) -> None:
             assert [value for value in found if value[0] == side] == [f"{side}{number}" for number in range(10)]
         for record in read(api, topic):
             assert set(record) == {"$seq", "$ts", "data"}, "nothing of the hops is shown"
-    assert get_router(api, f"{a}->{b}")["forwarded_total"] == 11
-    assert get_router(api, f"{b}->{a}")["forwarded_total"] == 11
+    wait_forwarded(api, {f"{a}->{b}": 11, f"{b}->{a}": 11})
 
 
 def test_a_ring_of_three(api: Client) -> None:

@@ -96,6 +96,16 @@ class World:
         answer = self.insist(lambda client: client.call("GET", "/v0/routers?page_size=1000"))
         return {row["router"]: row for row in answer.body["routers"]}
 
+    def wait_forwarded(self, totals: dict[str, int]) -> None:
+        """Until routers say so. Copies are readable a moment before their router hears of it."""
+
+        def told() -> bool:
+            found = {name: row["forwarded_total"] for name, row in self.routers().items() if name in totals}
+            assert all(found[name] <= total for name, total in totals.items()), found
+            return found == totals
+
+        eventually(told, what=f"{totals}")
+
     def state(self, topic: str) -> dict[str, Any]:
         answer = self.insist(lambda client: client.call("GET", f"/v0/topics/{topic}?touch=false"))
         assert answer.ok, answer
