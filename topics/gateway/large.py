@@ -33,8 +33,8 @@ from topics.settings import Settings
 
 DIRECT_BYTES = 1 * limits.MIB  # decoded in one go: that takes 15 ms if it is all tiny records
 OPTIONS_BYTES = 256 * limits.KIB
-_INFLATE_BYTES = 512 * limits.KIB
-_SLICE_BYTES = 512 * limits.KIB
+_INFLATE_BYTES = 256 * limits.KIB
+_SLICE_BYTES = 128 * limits.KIB  # of tiny records these are more than one append may have, and take 2 ms
 _SLICE_RECORDS = 500
 _MISSES = 3
 
