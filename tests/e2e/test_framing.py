@@ -182,7 +182,7 @@ def test_two_requests_split_anywhere(wire: Wire, topic: str) -> None:
 
 def test_header_names_and_values_are_read_loosely_where_they_may_be(wire: Wire, topic: str) -> None:
     wire.send(
-        f"POST /v0/topics/{topic} HTTP/1.1\r\nhOST:t\r\ncontent-TYPE:   application/json  \r\n"
+        f"POST /v0/topics/{topic} HTTP/1.1\r\nhOST:localhost\r\ncontent-TYPE:   application/json  \r\n"
         f"CONTENT-LENGTH:\t{len(BODY)} \r\n\r\n".encode()
         + BODY
     )

@@ -394,3 +394,45 @@ def test_bad_gzip(data: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         gunzip(data, most=1_000)
     assert caught.value.code == "invalid_request"
+
+
+# --- hosts and pages ---------------------------------------------------------------------------------
+
+
+def code_of(head: Head) -> str | None:
+    return None if head.error is None else head.error.code
+
+
+def test_a_host_is_judged_once_per_head(heads: Heads) -> None:
+    """What is refused is kept like any other head: the next one costs a look into a dictionary."""
+    foreign = raw(POST, b"Host: evil.example:4000", JSON, b"Content-Length: 2", host=False)
+    head = heads.get(foreign)
+    assert (code_of(head), head.fatal, head.reads_body, head.keep_alive) == ("misdirected_request", False, False, True)
+    assert heads.known(foreign) is heads.get(foreign) is head
+    ours = raw(POST, JSON, b"Content-Length: 2")
+    assert code_of(heads.get(ours)) is None
+    assert heads.known(ours) is heads.get(ours)
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "code"),
+    [
+        (b"GET http://localhost:1/v0/topics HTTP/1.1", [b"Host: localhost"], None),
+        (b"GET http://evil.example/v0/topics HTTP/1.1", [b"Host: localhost"], "misdirected_request"),
+        (b"GET HTTPS://evil.example/v0/topics HTTP/1.1", [b"Host: localhost"], "misdirected_request"),
+        (b"GET http://localhost@evil.example/v0/topics HTTP/1.1", [b"Host: localhost"], "misdirected_request"),
+        (b"GET http:///v0/topics HTTP/1.1", [b"Host: localhost"], "misdirected_request"),
+        (b"GET http://localhost/v0/topics HTTP/1.1", [b"Host: evil.example"], "misdirected_request"),
+        (b"GET http://evil.example/v0/health HTTP/1.1", [b"Host: evil.example"], None),
+        (b"GET /v0/topics HTTP/1.1", [b"Host:"], "misdirected_request"),
+        (b"GET /v0/topics HTTP/1.1", [], "invalid_request"),
+        (b"GET /v0/topics HTTP/1.0", [], None),
+        (b"GET /v0/topics HTTP/1.0", [b"Host: evil.example"], "misdirected_request"),
+        (b"GET /v0/topics HTTP/1.1", [b"Host: localhost", b"Sec-Fetch-Site: cross-site"], "forbidden"),
+        (b"GET /v0/topics HTTP/1.1", [b"Host: localhost", b"Origin: http://localhost"], None),
+        (b"GET /v0/topics HTTP/1.1", [b"Host: localhost", *[b"Origin: http://localhost"] * 2], "forbidden"),
+        (b"GET /v0/topics HTTP/1.1", [b"Host: localhost", *[b"Sec-Fetch-Site: none"] * 2], "forbidden"),
+    ],
+)
+def test_hosts_and_pages(heads: Heads, line: bytes, headers: list[bytes], code: str | None) -> None:
+    assert code_of(heads.get(raw(line, *headers, host=False))) == code

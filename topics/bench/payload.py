@@ -30,12 +30,13 @@ def records(count: int, *, first: int, size: int) -> list[bytes]:
 
 def http_post(path: str, body: bytes) -> bytes:
     return (
-        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
 
 
 def http_get(path: str, *, accept: str = "application/json") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: {accept}\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode()
 
 
 def http_append(topic: str, batch: Sequence[bytes]) -> bytes:
@@ -111,7 +112,7 @@ def http_stream(path: str) -> bytes:
 # --- WebSocket --------------------------------------------------------------------------------------------
 # Key and answer of the handshake and the mask are those of the examples in RFC 6455.
 WS_HANDSHAKE = (
-    b"GET /v0/ws HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 WS_ACCEPT = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
