@@ -158,13 +158,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 def start_with(sock: socket.socket, tmp_path: Path, *, count: int = 1) -> subprocess.Popen[str]:
     given = {"TOPICS_DATA_DIR": tmp_path / "data", "TOPICS_WAL_SHARDS": 1, "TOPICS_WAL_FILE_BYTES": 1 << 20}
+    secret = "of a client: the server starts itself anew for it, and the socket comes along"
     return subprocess.Popen(
         [sys.executable, "-c", SHIM, str(sock.fileno()), str(TOPICS), "serve"],
         pass_fds=[sock.fileno()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environment(**given, LISTEN_FDS=count, TOPICS_PORT=1),
+        env=clean_environment(**given, LISTEN_FDS=count, TOPICS_PORT=1, TOPICS_API_KEY=secret),
     )
 
 

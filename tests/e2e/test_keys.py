@@ -574,6 +574,14 @@ def test_keys_that_can_not_be_read_refuse_to_start(keys: str, tmp_path: Any) -> 
     assert "Zq9" not in ended.stderr + ended.stdout
 
 
+def test_no_process_shows_the_keys_it_was_started_with(guarded: Server) -> None:
+    for name, pid in guarded.pids().items():
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"TOPICS_DATA_DIR=" in environ, name
+        assert b"TOPICS_API_KEYS" not in environ, name
+        assert not [secret for secret in (FULL, OTHER, READER, ODD) if secret.encode() in environ], name
+
+
 def test_a_server_without_keys_says_so_loudly(server: Server, guarded: Server) -> None:
     assert "level=warning process=supervisor event=no_api_keys" in server.output()
     assert "no_api_keys" not in guarded.output()

@@ -19,6 +19,7 @@ import trio
 
 from topics.actors.child import GROUP_SIGNALS
 from topics.actors.control import Channel
+from topics.actors.secrecy import SECRETS
 
 # Large blocks go back to the system when they are freed. glibc would learn to keep them, and a process that once held
 # large answers for slow clients would hold their memory for good.
@@ -113,7 +114,5 @@ class ChildProcess:
 def _environment() -> dict[str, str]:
     """Ours, with our import path: the child must run the code that we run, wherever it was started from."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    passed_on = {
-        name: value for name, value in os.environ.items() if name != "TOPICS_API_KEYS"
-    }  # digests come with Boot
+    passed_on = {name: value for name, value in os.environ.items() if name not in SECRETS}  # digests come with Boot
     return {**_ALLOCATOR, **passed_on, "PYTHONPATH": path}

@@ -19,14 +19,14 @@ from topics.actors.datadir import DataDir, LockInfo
 from topics.actors.listener import given_listener
 from topics.actors.notify import ServiceManager
 from topics.actors.process import ProcessSpec
+from topics.actors.secrecy import conceal
 from topics.actors.supervisor import Supervisor
 from topics.errors import SettingsError, StartRefused
 from topics.settings import Settings, load, require_keys
 
 EXIT_REFUSED = 2
-# Nobody needs the secrets any more, and what the service manager passes to one process is not for its children.
+# What the service manager passes to one process is not for its children.
 FOR_US_ALONE = (
-    "TOPICS_API_KEYS",
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
 )
@@ -83,9 +83,10 @@ def serve(config: str | None, host: str | None, port: int | None, data_dir: str 
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
     try:
+        environ = conceal(os.environ)  # first: it may start us anew
         listener = given_listener(os.environ, os.getpid())
         address = None if listener is None else listener.getsockname()[:2]
-        settings = load(os.environ, config=config, options=given, socket=address).settings
+        settings = load(environ, config=config, options=given, socket=address).settings
         require_keys(settings)
         manager = ServiceManager.from_environment(os.environ)
         for name in FOR_US_ALONE:
