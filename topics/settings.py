@@ -76,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_ms: int = limits.BODY_TIMEOUT_MS
     idle_timeout_ms: int = limits.IDLE_TIMEOUT_MS
     heartbeat_ms: int = limits.HEARTBEAT_MS
+    dumpable: bool = False
     min_free_bytes: int = limits.MIN_FREE_BYTES
     elastic: bool = True
     pressure_lag_ms: int = limits.PRESSURE_LAG_MS
@@ -289,6 +290,7 @@ _READERS: dict[str, _Kind] = {
     "idle_timeout_ms": _Integer(100, 3_600_000),
     "min_body_rate": _COUNT,
     "heartbeat_ms": _Integer(50, 60_000),
+    "dumpable": _FLAG,
     "min_free_bytes": _COUNT,
     "elastic": _FLAG,
     "pressure_lag_ms": _Integer(1, 600_000),

@@ -71,7 +71,7 @@ class RoleServer:
         **settings: Any,
     ) -> None:
         self.data_dir = data_dir
-        values = {"port": 0, "heartbeat_ms": 200, "ring_bytes": 65_536, **settings}
+        values = {"port": 0, "heartbeat_ms": 200, "ring_bytes": 65_536, "dumpable": os.geteuid() != 0, **settings}
         self.settings = Settings(data_dir=str(data_dir), **values)
         plan = {"settings": self.settings, "specs": specs, "links": links, "stop_timeout_ms": stop_timeout_ms}
         self._stderr = open(data_dir.parent / f"{data_dir.name}.stderr", "wb")  # noqa: SIM115

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -40,7 +44,9 @@ class Parent:
     def __init__(self, tmp_path: Any, module: str) -> None:
         self.board = Board.create(["echo-0", "peer-0"])
         self.bell_fds = [Doorbell.create_fd(), Doorbell.create_fd()]
-        self.settings = Settings(data_dir=str(tmp_path), ring_bytes=RING_BYTES, heartbeat_ms=50)
+        self.settings = Settings(
+            data_dir=str(tmp_path), ring_bytes=RING_BYTES, heartbeat_ms=50, dumpable=os.geteuid() != 0
+        )
         self.module = module
         self.process = ChildProcess.spawn()
         self.is_reaped = False
@@ -181,6 +187,25 @@ def test_process_is_named_after_its_role(run: Callable[..., None]) -> None:
             assert file.read() == "echo-0\n"
 
     run(script)
+
+
+@pytest.mark.parametrize("dumpable", [False, True])
+def test_what_others_may_see_of_it_and_its_death_signal(
+    run: Callable[..., None], tmp_path: Path, dumpable: bool
+) -> None:
+    async def script(parent: Parent) -> None:
+        parent.settings = msgspec.structs.replace(parent.settings, dumpable=dumpable)
+        parent.boot()
+        assert await parent.hear() == Ready()
+        line = json.loads((tmp_path / "trace.jsonl").read_text())
+        assert (line["dumpable"], line["death_signal"]) == (int(dumpable), signal.SIGKILL)
+        vitals = parent.process.vitals()
+        assert vitals is not None
+        assert vitals.cpu_s > 0
+        assert vitals.state is not None  # seen through what was opened when it was born
+        assert await until(lambda: parent.row[Word.RESIDENT_BYTES]) > 1_000_000
+
+    run(script, "roles.confides")
 
 
 def test_holds_no_more_fds_than_it_was_given(run: Callable[..., None]) -> None:

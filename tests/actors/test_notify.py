@@ -157,12 +157,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def start_with(sock: socket.socket, tmp_path: Path, *, count: int = 1) -> subprocess.Popen[str]:
-    given: dict[str, object] = {
-        "TOPICS_DATA_DIR": tmp_path / "data",
-        "TOPICS_WAL_SHARDS": 1,
-        "TOPICS_WAL_FILE_BYTES": 1 << 20,
-    }
-    given["TOPICS_API_KEY"] = "a secret, for which the server starts itself anew: the socket comes along"
+    given = {"TOPICS_DATA_DIR": tmp_path / "data", "TOPICS_WAL_SHARDS": 1, "TOPICS_WAL_FILE_BYTES": 1 << 20}
+    secret = "of a client: the server starts itself anew for it, and the socket comes along"
     return subprocess.Popen(
         [sys.executable, "-c", SHIM, str(sock.fileno()), str(TOPICS), "serve"],
         pass_fds=[sock.fileno()],

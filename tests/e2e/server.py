@@ -89,6 +89,8 @@ class Server:
             # A machine that is busy with other tests is no reason to refuse requests; test_throttling.py sets its own.
             "TOPICS_PRESSURE_LAG_MS": 60_000,
             "TOPICS_PRESSURE_COMMIT_MS": 60_000,
+            # Tests look at descriptors and memory of processes, which a user other than root may not.
+            "TOPICS_DUMPABLE": int(os.geteuid() != 0),
             **environ,
         }
         with open(log, "wb") as file:

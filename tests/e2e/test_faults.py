@@ -212,6 +212,23 @@ def test_what_was_acknowledged_before_the_gateway_died_is_there(hardy: Server, c
 
 
 @pytest.mark.full
+def test_a_gateway_that_dies_again_and_again_is_always_back(start_server: Start) -> None:
+    """Eight deaths: any other process would stay down, and the server would end with its last gateway."""
+    server = start_server(TOPICS_GATEWAYS=1, TOPICS_WAL_SHARDS=1)
+    for death in range(1, 9):
+        killed = server.signal_child("gateway-0")
+        eventually(lambda killed=killed: gone(killed))
+        with server.client() as client:  # waits in the backlog, for as long as the pause
+            assert client.append("deaths", death).status in (200, 201)
+            assert client.diff("deaths").data == list(range(1, death + 1))
+        server.wait_ready()
+    restarts = {line.name: line.restarts for line in server.ps().processes}
+    assert restarts["gateway-0"] == 8
+    assert sum(restarts.values()) == 8
+    assert server.stop() == 0
+
+
+@pytest.mark.full
 def test_quotas_hold_over_all_shards_and_classes(start_server: Start) -> None:
     server = start_server(TOPICS_MAX_TOPICS=3, TOPICS_MAX_TOTAL_BYTES=10_000, TOPICS_WAL_SHARDS=SHARDS)
     topics = [topic_on(0), topic_on(1), topic_on(0)]

@@ -24,7 +24,7 @@ from topics.actors.heartbeat import (
     judge,
     works,
 )
-from topics.actors.vitals import read_vitals
+from topics.actors.vitals import open_stat, read_vitals
 
 PATIENCE = Patience(starting=10, beating=3, busy=7)
 V = Verdict
@@ -190,29 +190,35 @@ def test_vitals_of_a_real_process(name: str, tmp_path: Path) -> None:
     program = tmp_path / name
     program.symlink_to("/bin/sh")
     child = subprocess.Popen([program, "-c", "read line; while :; do :; done"], stdin=subprocess.PIPE)
+    stat = open_stat(child.pid)
     try:
-        wait_for(lambda: (found := read_vitals(child.pid)) is not None and found.state == "S")
+        wait_for(lambda: (found := read_vitals(child.pid, stat)) is not None and found.state == "S")
         assert child.stdin is not None
         child.stdin.write(b"\n")
         child.stdin.flush()
-        wait_for(lambda: (found := read_vitals(child.pid)) is not None and found.cpu_s > 0.05)
+        wait_for(lambda: (found := read_vitals(child.pid, stat)) is not None and found.cpu_s > 0.05)
         os.kill(child.pid, signal.SIGSTOP)
-        wait_for(lambda: (found := read_vitals(child.pid)) is not None and found.state == "T")
+        wait_for(lambda: (found := read_vitals(child.pid, stat)) is not None and found.state == "T")
     finally:
         child.kill()
         child.communicate()
-    assert read_vitals(child.pid) is None
+    assert read_vitals(child.pid, stat) is None
+    os.close(stat)
+    assert open_stat(child.pid) == -1
+    assert read_vitals(os.getpid(), -1) is not None  # its state is unknown, its processor time is not
 
 
 def test_processor_time_of_all_threads_counts() -> None:
     work = "def work():\n while True: pass\n"
     code = f"import threading, time\n{work}threading.Thread(target=work).start()\ntime.sleep(99)"
     child = subprocess.Popen([sys.executable, "-c", code])
+    stat = open_stat(child.pid)
     try:
-        wait_for(lambda: (found := read_vitals(child.pid)) is not None and found.cpu_s > 0.3)
+        wait_for(lambda: (found := read_vitals(child.pid, stat)) is not None and found.cpu_s > 0.3)
     finally:
         child.kill()
         child.wait()
+        os.close(stat)
 
 
 def wait_for(holds: object) -> None:

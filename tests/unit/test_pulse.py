@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,9 +19,13 @@ from topics.shm.counters import Board, Word
 class Standin(ChildProcess):
     """A process that is only told to die."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, vitals: Callable[[], Vitals]) -> None:
         self.pid = pid
         self.kills = 0
+        self._vitals = vitals
+
+    def vitals(self) -> Vitals | None:
+        return self._vitals()
 
     def kill(self) -> None:
         self.kills += 1
@@ -40,7 +44,6 @@ class Ward:
             interval_ms=1_000,
             log=Log("supervisor", "info"),
             clock=lambda: self.now,
-            vitals=lambda pid: Vitals(0.0, self.states[self.children[pid].name]),
         )
         for pid, child in enumerate(self.children):
             child._life = ChildLife(lambda: self.now)
@@ -49,7 +52,7 @@ class Ward:
     def start(self, child: Child, pid: int) -> None:
         child.handle(Event.START)
         child.handle(Event.READY)
-        child.process = Standin(pid)
+        child.process = Standin(pid, lambda: Vitals(0.0, self.states[child.name]))
         child.row.set(Word.HEARTBEAT, 1)
         self.pulse.begin(child)
 

@@ -44,6 +44,7 @@ from topics.actors.log import Log
 from topics.errors import TopicsError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -66,6 +67,8 @@ def main() -> None:
     if os.getppid() != boot.supervisor_pid:
         os._exit(EXIT_ORPHANED)
     _name_process(boot.name)
+    if not boot.settings.dumpable:
+        _hide_memory()
     channel.sock.setblocking(False)
     try:
         context = Context(boot, fds, channel)
@@ -156,6 +159,11 @@ def _prctl(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:
 
 def _die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
+def _hide_memory() -> None:
+    """No core dumps, and no look into our memory or descriptors by others of the same user. The death signal stays."""
+    _prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0))
 
 
 def _name_process(name: str) -> None:

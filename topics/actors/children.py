@@ -8,6 +8,7 @@ Crash: all of this is the supervisor's memory and goes with it.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 
@@ -99,6 +100,30 @@ class Link:
         self.ends = (a, b)
         self.generation = 0
         self.up = False
+        # Of its region, for `topics rings`: the ends are not dumpable, so their descriptors can't be opened.
+        self._fd = -1
+
+    @property
+    def label(self) -> str:
+        return "+".join(end.name for end in self.ends)
+
+    def keep(self, region_fd: int) -> None:
+        """It is up, with this region."""
+        self.up = True
+        self._let_go()
+        try:
+            self._fd = os.dup(region_fd)
+        except OSError:
+            pass  # no descriptor is left: the link works without
+
+    def down(self) -> None:
+        self.up = False
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def peer_of(self, child: Child) -> Child:
         return self.ends[1] if child is self.ends[0] else self.ends[0]

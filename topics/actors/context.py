@@ -29,8 +29,18 @@ from topics.shm.doorbell import Doorbell
 from topics.shm.region import Region
 from topics.shm.usage import Usage
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 EXIT_FAILED = 70  # the role called fail(): the supervisor must not start it again
 EXIT_ORPHANED = 71  # the supervisor is gone
+
+
+def _resident_bytes() -> int:
+    """Told by each process itself: where /proc hides processes that are not dumpable, others can't see it."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
 
 
 def _ignore(*_: object) -> None:
@@ -95,6 +105,7 @@ class Context:
         if words[Word.BUSY_US] == self._busy_us:
             words[Word.LOOP_LAG_US] = 0  # there was no round
         self._busy_us = words[Word.BUSY_US]
+        words[Word.RESIDENT_BYTES] = _resident_bytes()
         words[Word.DOORBELLS] = sum(bell.rung for bell in self.bells.values())
         self.on_beat()
 

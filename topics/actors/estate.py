@@ -1,8 +1,8 @@
 """What must outlive a child and is passed to each of them: the listening socket, the board, the bells, the usage page,
 and the regions of its links.
 
-Rules: the regions are made for one start and let go of when both ends have them; the rest is made once, before any
-child starts, and closed when none is left.
+Rules: the regions are made for one start, and unmapped here when both ends have them; the rest is made once, before
+any child starts, and closed when none is left.
 
 Crash: of a child, nothing of this changes; of the supervisor, all of it goes, because nothing of it has a name.
 """
@@ -47,7 +47,7 @@ class Estate:
                 if link.peer_of(child).process is None:
                     continue
                 link.generation += 1
-                region = regions[link] = Region.create(self.link_bytes)
+                region = regions[link] = Region.create(self.link_bytes, link.label)
                 format_link(region.view, generation=link.generation, ring_bytes=self._settings.ring_bytes)
         except BaseException:
             for region in regions.values():

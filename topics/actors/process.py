@@ -19,7 +19,9 @@ import trio
 
 from topics.actors.child import GROUP_SIGNALS
 from topics.actors.control import Channel
+from topics.actors.heartbeat import Vitals
 from topics.actors.secrecy import SECRETS
+from topics.actors.vitals import open_stat, read_vitals
 
 # Large blocks go back to the system when they are freed. glibc would learn to keep them, and a process that once held
 # large answers for slow clients would hold their memory for good.
@@ -43,6 +45,7 @@ class ChildProcess:
     def __init__(self, popen: subprocess.Popen[bytes], pidfd: int, channel: Channel) -> None:
         self._popen = popen
         self._pidfd = pidfd
+        self._stat_fd = open_stat(popen.pid)
         self.pid = popen.pid
         self.channel = channel
         self.left = trio.Event()  # it uses nothing of its name any more
@@ -78,6 +81,9 @@ class ChildProcess:
     def ended(self) -> bool:
         return self._popen.poll() is not None
 
+    def vitals(self) -> Vitals | None:
+        return read_vitals(self.pid, self._stat_fd)
+
     def kill(self) -> None:
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -102,6 +108,8 @@ class ChildProcess:
         """After wait_exit: how it ended, in words."""
         code = self._popen.wait()
         os.close(self._pidfd)
+        if self._stat_fd >= 0:
+            os.close(self._stat_fd)
         self.channel.close()
         if code >= 0:
             return f"exit code {code}"

@@ -18,6 +18,12 @@ def require_shared_memory(needed: int) -> None:
         )
 
 
+def forbid_core_dumps() -> None:
+    """Of the supervisor, which stays dumpable so that commands can open its board; children inherit the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
 def raise_open_files_limit() -> None:
     """As far as we may and need: each client connection is one, and children inherit the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 
 from topics import limits
 from topics.actors.children import Child
-from topics.actors.heartbeat import HUNG, HeartbeatWatch, Patience, Verdict, Vitals
+from topics.actors.heartbeat import HUNG, HeartbeatWatch, Patience, Verdict
 from topics.actors.log import Log
 from topics.actors.process import ChildProcess
 from topics.actors.restarts import Action, Event, Life
-from topics.actors.vitals import read_vitals
 from topics.shm.counters import Word
 
 _WATCHED = frozenset({Life.STARTING, Life.READY})
@@ -31,14 +30,12 @@ class Pulse:
         interval_ms: int,
         log: Log,
         clock: Callable[[], float],
-        vitals: Callable[[int], Vitals | None] = read_vitals,
     ) -> None:
         self._children = children
         self._interval_ms = interval_ms
         self._patience = Patience.of(interval_ms=interval_ms)
         self._log = log
         self._clock = clock
-        self._vitals = vitals
         self.busy: set[str] = set()  # names of those that work without a beat
 
     def begin(self, child: Child) -> None:
@@ -57,7 +54,7 @@ class Pulse:
     def _look(self, child: Child, watch: HeartbeatWatch, process: ChildProcess, now: float) -> None:
         pid = process.pid
         silent_ms = (watch.misses + 1) * self._interval_ms
-        verdict = watch.look(child.row[Word.HEARTBEAT], lambda: self._vitals(pid), now=now)
+        verdict = watch.look(child.row[Word.HEARTBEAT], process.vitals, now=now)
         if verdict in HUNG:
             self.busy.discard(child.name)
             if child.handle(Event.HUNG) is Action.KILL:

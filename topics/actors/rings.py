@@ -1,9 +1,8 @@
 """The rings of a running server seen from outside: where writer and reader of each stand, for a process that is stuck.
 
-Read-only, and nobody is asked. A link's region has no name, but both ends hold a descriptor of it (Python's mmap keeps
-one), and /proc/<pid>/fd opens that from any process of the same user. Two processes that hold the same region are the
-ends of a link; the one that stands earlier on the board writes the first of its two rings, because the supervisor makes
-links so (cli/serve.py).
+Read-only, and no process is asked. A link's region has no name, but the supervisor holds a descriptor of it, and
+/proc/<pid>/fd opens that from any process of the same user. Its target is labelled with both ends; the first of them
+writes the first of its two rings.
 
 Positions are read one after the other while both sides go on: a ring that moves may look a little off.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -19,7 +19,8 @@ import msgspec
 from topics.shm import layout
 from topics.shm.counters import Board, Word
 
-_SHARED = "/dev/shm/topics-"
+# What /proc shows for the descriptor of a link's region: region.py's name, with the label of children.py's Link.
+_LINK = re.compile(r"/dev/shm/topics-\d+-[0-9a-f]+-([^+]+)\+(\S+) \(deleted\)")
 
 
 class RingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,20 +38,13 @@ class RingState(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_at_rings(board: Board) -> list[RingState]:
     """Every ring of every link, in the order of the board."""
-    regions: dict[tuple[int, int], list[tuple[str, str]]] = {}  # (device, inode): (process, path of its descriptor)
-    for row in board.rows():
-        for path, identity in _regions_of(row[Word.PID]):
-            holders = regions.setdefault(identity, [])
-            if row.name not in [name for name, _ in holders]:
-                holders.append((row.name, path))
-    found: list[RingState] = []
-    for holders in regions.values():
-        if len(holders) == 2:  # the board itself is held by everyone, half a link by one
-            found += _link(holders[0][1], holders[0][0], holders[1][0], board)
-    return found
+    places = {row.name: place for place, row in enumerate(board.rows())}
+    links = sorted(_links(board.row("supervisor")[Word.PID]), key=lambda link: (places[link[0]], places[link[1]]))
+    return [ring for first, second, path in links for ring in _link(path, first, second, board)]
 
 
-def _regions_of(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _links(pid: int) -> Iterator[tuple[str, str, str]]:
+    """Both ends, and the path of the descriptor."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder) if pid else []
@@ -59,11 +53,11 @@ def _regions_of(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
     for name in names:
         path = os.path.join(folder, name)
         try:
-            if os.readlink(path).startswith(_SHARED):
-                status = os.stat(path)
-                yield path, (status.st_dev, status.st_ino)
+            found = _LINK.fullmatch(os.readlink(path))
         except OSError:
             continue  # closed meanwhile
+        if found is not None:
+            yield found[1], found[2], path
 
 
 def _link(path: str, first: str, second: str, board: Board) -> list[RingState]:

@@ -6,7 +6,7 @@ It owns what must outlive a child: the listening socket, the board, the bells, t
 
 - a link exists while both its processes do. When one dies the peers hear of it at once; when it starts
   again every link it has gets a fresh region with the next generation. The supervisor keeps no mapping of
-  a region it handed out.
+  a region it handed out, and its descriptor only while the link is up.
 - what happens to a child on which event is restarts.py's table; this file only carries it out.
 - a change of the shard count is committed when all processes that store have reported ready, and nobody
   who could show its data to a client is started before that.
@@ -51,7 +51,7 @@ from topics.actors.log import Log
 from topics.actors.notify import Bulletin, Informer, ServiceManager
 from topics.actors.orders import Order
 from topics.actors.process import ChildProcess, ProcessSpec
-from topics.actors.provisions import raise_open_files_limit, require_shared_memory
+from topics.actors.provisions import forbid_core_dumps, raise_open_files_limit, require_shared_memory
 from topics.actors.pulse import Pulse
 from topics.actors.reload import Reload, Report
 from topics.actors.reloads import Reloads
@@ -88,6 +88,8 @@ class Supervisor:
         require_supported_machine()
         sweep_leftovers()
         raise_open_files_limit()
+        if not settings.dumpable:
+            forbid_core_dumps()
         self._settings = settings
         self._folder = folder
         self._stop_timeout_s = stop_timeout_ms / 1_000
@@ -232,7 +234,7 @@ class Supervisor:
             boot = self._estate.boot(child, regions, self._plan)
             self._tell(child, boot, self._estate.boot_fds(child, regions, lock_fd=self._folder.lock_fd))
             for link, region in regions.items():
-                link.up = True
+                link.keep(region.fd)
                 peer = link.peer_of(child)
                 self._tell(peer, LinkUp(link.grant_for(peer, region.size)), [region.fd])
         finally:
@@ -247,7 +249,7 @@ class Supervisor:
     def _ended(self, child: Child, how: str) -> None:
         for link in child.links:
             if link.up:
-                link.up = False
+                link.down()
                 self._tell(link.peer_of(child), LinkDown(child.name))
         child.ending = how
         hung = child.life is Life.KILLED

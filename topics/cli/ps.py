@@ -71,7 +71,7 @@ def _line(row: Row) -> ProcessLine:
         state=state.name.lower(),
         restarts=row[Word.RESTARTS],
         uptime_ms=max(time.time_ns() // 1_000_000 - row[Word.STARTED_MS], 0) if pid else None,
-        rss_bytes=rss_bytes(pid) if pid else None,
+        rss_bytes=rss_bytes(pid) or row[Word.RESIDENT_BYTES] or None if pid else None,
         progress_permille=row[Word.PROGRESS_PERMILLE] if state is State.RECOVERING else None,
     )
 

@@ -306,7 +306,7 @@ def _processes(rows: list[Words]) -> Iterator[Metric]:
         requests.add_metric([row.name], row[Word.REQUESTS])
         full.add_metric([row.name], row[Word.RING_FULL])
         if row[Word.PID]:
-            memory.add_metric([row.name], _resident_bytes(row[Word.PID]))
+            memory.add_metric([row.name], _resident_bytes(row[Word.PID]) or row[Word.RESIDENT_BYTES])
     yield from (restarts, memory, requests, full)
 
 
@@ -315,7 +315,7 @@ def _resident_bytes(pid: int) -> int:
         with open(f"/proc/{pid}/statm") as source:
             return int(source.read().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
-        return 0  # it has just ended
+        return 0  # it has just ended, or /proc hides it
 
 
 def _free_bytes(folder: str) -> int:

@@ -114,6 +114,7 @@ class Word:
     RECORDS_EVICTED: Final = 87
     RECORDS_EXPIRED: Final = 88
     ROUTER_LAG: Final = 89
+    RESIDENT_BYTES: Final = 90
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -191,6 +192,7 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.RECORDS_EVICTED, "records_evicted", _P, "records that caps took since the server started"),
     WordInfo(Word.RECORDS_EXPIRED, "records_expired", _P, "records that outlived their topic's TTL, likewise"),
     WordInfo(Word.ROUTER_LAG, "router_lag", _P, "records of its source that the slowest router has yet to look at"),
+    WordInfo(Word.RESIDENT_BYTES, "resident_bytes", _P, "its memory, as it saw it at its last beat"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 

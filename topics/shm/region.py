@@ -39,9 +39,9 @@ class Region:
         self.view = memoryview(self._map)
 
     @classmethod
-    def create(cls, size: int) -> Region:
-        """A new region of zeros, reserved in full."""
-        fd = _nameless()
+    def create(cls, size: int, label: str = "") -> Region:
+        """A new region of zeros, reserved in full. /proc/<pid>/fd shows the label to those who may look there."""
+        fd = _nameless(label)
         try:
             os.posix_fallocate(fd, 0, size)
             return cls(fd, size)
@@ -75,10 +75,10 @@ class Region:
             pass  # mmap refuses to pull the memory from under a slice; garbage collection finishes this
 
 
-def _nameless() -> int:
+def _nameless(label: str) -> int:
     """The fd of a new empty object whose name is gone again."""
     while True:
-        name = f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        name = f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}{label and '-' + label}"
         try:
             memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError:
