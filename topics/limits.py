@@ -30,6 +30,10 @@ MAX_PAGE_SIZE = 1_000
 MAX_READ_NODES = 1_000  # node ids in one read's filter
 
 METRICS_TOPICS = 1_000  # in the block about topics: what a scrape may cost
+SCRAPE_MS = 50  # from one making of the metrics to the next: each is milliseconds in which nothing else is done ...
+SCRAPE_CROWD = 4  # ... and with more requests than this waiting for it ...
+SCRAPE_CROWD_MS = 1_000  # ... it is this long
+SCRAPES_WAITING = 256  # requests for metrics that wait in one gateway: all are answered together; more are refused
 
 # --- Watching (contract §7) --------------------------------------------------------------------------
 DEFAULT_WATCH_BATCH_BYTES = 256 * KIB

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -236,7 +237,7 @@ class ColdLane:
             response = await self._answer(life)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
-            response.headers += (self._id_header(life, own),)
+            response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
@@ -498,6 +499,8 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-        body = head.gzip(body)
+        if not response.packed:
+            response.packed = head.gzip(body)
+        body = response.packed
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)

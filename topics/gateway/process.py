@@ -34,12 +34,13 @@ from topics.gateway.feeds import Feeds
 from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
-from topics.gateway.hot import HotLane
+from topics.gateway.hot import SHARE_NS, HotLane
 from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
+from topics.gateway.scrapes import Scrapes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
 from topics.shm.counters import Word
@@ -125,7 +126,8 @@ class Gateway:
             usage=context.usage,
             data_dir=settings.data_dir,
         )
-        routes = Routes(self._handlers, watches, routers, queues, metrics)
+        self._scrapes = Scrapes(metrics, self._calls)
+        routes = Routes(self._handlers, watches, routers, queues, self._scrapes)
         metrics.labels = routes.labels
         guard = Guard(settings.api_keys, probes=settings.probe_auth)
         slots = None
@@ -221,12 +223,12 @@ class Gateway:
             hot.send_runs()
             calls.flush()
             try:
-                calls.drain()
+                calls.drain(time.perf_counter_ns() + SHARE_NS)
             except RingPoisoned as error:
                 self._context.log.error("ring poisoned", reason=str(error))
                 raise
             if hot.dirty:
-                hot.send_dirty()
+                hot.send_dirty(time.perf_counter_ns() + SHARE_NS)
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
             if self._holds:
@@ -245,14 +247,14 @@ class Gateway:
         idle.close()
 
     def _has_work(self) -> bool:
-        return bool(self._hot.unfinished) or self._calls.has_answers()
+        return bool(self._hot.unfinished or self._hot.dirty) or self._calls.has_answers()
 
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
         if self._bequest is not None:
             return time.monotonic_ns() + _RETIRING_LOOK_NS
         calm = self._accepting and not self._hot.connections and not len(self._streams)
-        calm = calm and not self._calls.holding.busy
+        calm = calm and not self._calls.holding.busy and not self._scrapes.waiting
         if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
             return None
         waits = (
@@ -260,6 +262,7 @@ class Gateway:
             self._calls.parking.next_due_ns,
             self._calls.holding.next_due_ns,
             self._governor.next_tick_ns,
+            self._scrapes.next_due_ns,
         )
         soonest = min([self._sweep_ns, *(due for due in waits if due is not None)])
         return min(soonest, self._stop_from_ns) if self._stop_from_ns > time.monotonic_ns() else soonest
@@ -273,12 +276,13 @@ class Gateway:
             self._context.log.info("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
         pressure.look()
         self._calls.release(now_ns)
+        self._scrapes.step()
 
     def _flush(self) -> None:
         """What was asked outside of a round goes out now."""
         self._hot.send_runs()
         self._calls.flush()
-        if len(self._calls.parking):
+        if len(self._calls.parking) or self._scrapes.waiting:
             self._context.bell.ring_always()  # the loop may sleep for longer than these should wait
 
     def _sweep(self, now: int) -> None:
@@ -366,6 +370,7 @@ class Gateway:
         self._hot.retire()
         self.cold.retire()
         self._calls.answer_polls()
+        self._scrapes.hurry()
         self._streams.end_all()
         self._hot.send_runs()
         self._calls.flush()
@@ -407,6 +412,7 @@ class Gateway:
             return
         self._handlers.draining = True
         self._calls.end_polls(shutting_down())
+        self._scrapes.hurry()
         self._streams.end_all()
         self._calls.flush()
         self._hot.send_dirty()
