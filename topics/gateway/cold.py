@@ -33,12 +33,14 @@ from topics.actors import messages
 from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.access import AccessLog
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Outcome, Request, Response, error_response
 from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
+from topics.gateway.places import Places
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
 from topics.gateway.watches import Watches
@@ -61,6 +63,7 @@ class _Life:
         self.started_ns = time.perf_counter_ns()
         self.number = 0  # of its route
         self.slot = 0  # the key whose slot it holds
+        self.booked = 0  # bytes of its body, in the budget
         self.peer: tuple[str, int] | None = None
         self.target = ""
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
@@ -133,7 +136,11 @@ class ColdLane:
         slots: Slots | None,
         meter: Meter | None,
         access: AccessLog | None,
+        budget: Budget | None = None,
+        places: Places | None = None,
     ) -> None:
+        self._budget = budget or Budget.of(settings)
+        self._places = places
         self._prefix = prefix
         self._slots = slots
         self._meter = meter
@@ -150,7 +157,7 @@ class ColdLane:
         self._config.keep_alive_max_requests = 2**62
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
-        self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
+        self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](settings.max_connections)
         self.connections = self.requests = 0
         self.outlets: set[ColdOutlet] = set()  # of open streams
         self._servers: set[Server] = set()
@@ -179,7 +186,12 @@ class ColdLane:
             self._sockets.send_nowait((sock, first))
             self.connections += 1
         except trio.WouldBlock:
-            sock.close()
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        if self._places is not None:
+            self._places.give(sock)
+        sock.close()
 
     async def run(self) -> None:
         app = ASGIWrapper(self._app())
@@ -218,7 +230,7 @@ class ColdLane:
             self._calls.on_fault(error, 0)
         finally:
             self.connections -= 1
-            sock.close()
+            self._close(sock)
 
     @staticmethod
     def flush() -> None:
@@ -276,7 +288,12 @@ class ColdLane:
     async def _answer(self, life: _Life) -> Response:
         self.requests += 1
         try:
-            return await self._ask(life, await self._outcome(life))
+            try:
+                outcome = await self._outcome(life)
+            finally:
+                self._budget.give(life.booked)
+                life.booked = 0
+            return await self._ask(life, outcome)
         except ApiError as error:
             return error_response(error)
         except Exception as error:  # a bug costs one request
@@ -323,10 +340,10 @@ class ColdLane:
         return await life.wait_answered()
 
     async def _body(self, life: _Life, *, keep: bool) -> bytearray:
-        """The whole body. One that is too large, or that nobody will read, is read on and dropped: many a client does
-        not look for an answer before it has sent everything."""
+        """The whole body. One that is too large, that there is no memory for, or that nobody will read, is read on and
+        dropped: many a client does not look for an answer before it has sent everything."""
         most = self._settings.max_body_bytes
-        body, size, give_up = bytearray(), 0, 0.0
+        body, size, give_up, refused = bytearray(), 0, 0.0, False
         timeout_s = self._settings.body_timeout_ms / 1_000
         began = trio.current_time()
         try:
@@ -338,7 +355,14 @@ class ColdLane:
                     if now - began > timeout_s and size < (now - began) * self._settings.min_body_rate:
                         raise trio.TooSlowError
                     if size <= most:
-                        body += part if keep else b""
+                        if keep and not self._budget.settle(life.booked, size):
+                            keep, refused = False, True
+                            body.clear()
+                            self._budget.give(life.booked)
+                            life.booked = 0
+                        if keep:
+                            body += part
+                            life.booked = size
                     elif (give_up := give_up or now + _DISCARD_S) < now:
                         break
         except trio.TooSlowError:
@@ -346,6 +370,8 @@ class ColdLane:
         life.started_ns = time.perf_counter_ns()
         if size > most:
             raise head.too_large(most)
+        if refused:
+            raise self._budget.refusal()
         return body
 
     def _admit(self, life: _Life) -> tuple[Route, Key | None]:

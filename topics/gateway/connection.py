@@ -87,6 +87,7 @@ class Connection:
     __slots__ = (
         "asks",
         "body_ns",
+        "booked",
         "buffer",
         "chunks",
         "closed",
@@ -127,6 +128,7 @@ class Connection:
         self.raw_head = EMPTY  # ... and its bytes
         self.chunks: ChunkDecoder | None = None
         self.head_bytes = 0  # of the last head
+        self.booked = 0  # what the budget knows of the bytes that we hold
         self.large: bytearray | None = None  # a large body, so far; empty if nobody will read it ...
         self.missing = 0  # ... and how much of it is still to come
         self.body_ns = 0  # when the body began to arrive
@@ -157,6 +159,14 @@ class Connection:
         if self.large is not None and self.head is not None:
             return self.head.body_length - self.missing
         return len(self.buffer) if self.chunks is None else self.chunks.size + len(self.buffer)
+
+    @property
+    def held_bytes(self) -> int:
+        """What has come and was not served, in bytes of memory."""
+        held = len(self.buffer)
+        if self.large is not None:
+            held += len(self.large)
+        return held if self.chunks is None else held + len(self.chunks.body)
 
     @property
     def passing(self) -> Head | None:

@@ -21,18 +21,21 @@ import time
 from collections.abc import Callable
 
 from topics import limits
-from topics.errors import ApiError, invalid
+from topics.errors import STATUS, ApiError, invalid
 from topics.gateway.access import AccessLog
 from topics.gateway.answers import Answers
 from topics.gateway.bodies import decode_plain
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
 from topics.gateway.exchange import Request, Response, Wait, error_response
 from topics.gateway.guard import too_many_in_flight
+from topics.gateway.guests import TURNED_AWAY_H2, Guests
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.head import Head, Heads, gunzip
 from topics.gateway.patience import Patience, Verdict
+from topics.gateway.places import Places
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
 from topics.gateway.sender import RECEIVE_BYTES, Sender
@@ -40,7 +43,7 @@ from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
+_LARGE_BODY = limits.SMALL_BODY_BYTES  # from here on a body is gathered apart from the buffer
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
 # A round ends after 20 ms, but for the one thing that it has begun: then others get their turn. It takes requests for
@@ -67,6 +70,8 @@ class HotLane:
         slots: Slots | None = None,
         meter: Meter | None = None,
         access: AccessLog | None = None,
+        budget: Budget | None = None,
+        places: Places | None = None,
     ) -> None:
         self.settings = settings
         self.handlers = handlers
@@ -85,8 +90,12 @@ class HotLane:
             meter=meter,
             close=self.close,
             fail=self.fail,
-            resume=lambda connection: self._understand(connection, connection.buffer),
+            resume=self._resume,
         )
+        self._budget = budget or Budget.of(settings)
+        self._places = places or Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+        self.guests = Guests(self._places, close=self.close, count=self._count_refused)
+        self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
         self.send_dirty = self.sender.send_dirty
         self.listen = self.sender.listen
@@ -115,10 +124,28 @@ class HotLane:
                 break
             self.unfinished.pop(connection, None)
             try:
-                self._understand(connection, connection.buffer)
+                self._resume(connection)
             except Exception as error:
                 self.fail(connection, error)
             self._look_at_clock()
+
+    def _resume(self, connection: Connection) -> None:
+        self._understand(connection, connection.buffer)
+        self._settle(connection)
+
+    def _settle(self, connection: Connection) -> None:
+        """Account for what it holds now. Without room for more it is refused, and holds nothing."""
+        if connection.closed:
+            return
+        held = connection.held_bytes
+        if not self._budget.settle(connection.booked, held):
+            if connection.held:  # a stream is about to begin: there is no place for an answer behind it
+                self.close(connection)
+                return
+            self._refuse(connection, self._budget.refusal(), connection.head)
+            self._budget.give(connection.booked)
+            held = 0
+        connection.booked = held
 
     def _look_at_clock(self) -> None:
         if time.perf_counter_ns() > self._until_ns:
@@ -158,7 +185,8 @@ class HotLane:
     def give_away(self, connection: Connection) -> None:
         """Somebody else has its socket, too: it goes on there."""
         connection.closed = True
-        del self.connections[connection.fd]
+        self._forget(connection)
+        self._places.give(connection.sock)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -168,7 +196,8 @@ class HotLane:
             return
         connection.closed = connection.closing = True
         self.unfinished.pop(connection, None)
-        del self.connections[connection.fd]
+        self._forget(connection)
+        self._places.give(connection.sock)
         try:
             if connection.starting is not None:
                 connection.starting.discard()
@@ -184,6 +213,13 @@ class HotLane:
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
+
+    def _forget(self, connection: Connection) -> None:
+        """It is not ours any more, and holds nothing of ours."""
+        del self.connections[connection.fd]
+        self.guests.forget(connection)
+        self._budget.give(connection.booked)
+        connection.booked = 0
 
     def fail(self, connection: Connection, error: Exception) -> None:
         """A fault in one connection ends that one alone; a socket's is none of ours."""
@@ -206,6 +242,8 @@ class HotLane:
                     self._receive(connection)
                 elif event & (select.EPOLLHUP | select.EPOLLERR):
                     self.close(connection)
+            if connection.booked or connection.buffer or connection.head is not None:
+                self._settle(connection)
         except Exception as error:
             self.fail(connection, error)
 
@@ -217,6 +255,8 @@ class HotLane:
             if connection in self.unfinished:
                 continue  # it waits for us
             try:
+                if connection.booked:
+                    self._settle(connection)
                 verdict = self._patience.judge(connection, now)
                 if verdict is Verdict.CLOSE:
                     self.close(connection)
@@ -377,6 +417,12 @@ class HotLane:
 
     def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
         """The body is not all here yet. False: the connection is done for."""
+        refusal = self.guests.refusal(connection, head) if self._guests else None
+        if refusal is None and head.body_length > _LARGE_BODY and head.reads_body and self._budget.exhausted:
+            refusal = self._budget.refusal()
+        if refusal is not None:
+            self._refuse(connection, refusal, head)
+            return False
         connection.head = head
         connection.raw_head = bytes(data[at - connection.head_bytes : at])
         connection.body_ns = connection.progress_ns
@@ -416,8 +462,11 @@ class HotLane:
         if connection.exchanges or connection.out or at:
             self._refuse(connection, invalid("HTTP/2 starts on a fresh connection"))
             return False
+        if connection in self.guests and self.guests.refusal(connection, None) is not None:
+            self.guests.send_away(connection, TURNED_AWAY_H2)
+            return False
         connection.closed = True  # for us
-        del self.connections[connection.fd]
+        self._forget(connection)
         self._epoll.unregister(connection.fd)
         self._hand_over(connection.sock, bytes(data))
         return False
@@ -429,6 +478,9 @@ class HotLane:
         started_ns = time.perf_counter_ns()
         if started_ns > self._until_ns:
             self.late = True  # this one, and then others get their turn
+        if self._guests and (refusal := self.guests.refusal(connection, head)) is not None:
+            self._refuse(connection, refusal, head)
+            return
         slot, free = head.slot, True
         if slot:
             held = self._held
@@ -539,6 +591,10 @@ class HotLane:
                 peer=exchange.connection.peer,
                 key=exchange.slot,
             )
+
+    def _count_refused(self) -> None:
+        if self.meter is not None:
+            self.meter.count(0, STATUS["throttled"], 0)
 
     def _refuse(self, connection: Connection, error: ApiError, head: Head | None = None) -> None:
         """Answer and close: after this nothing the client sent is looked at."""

@@ -140,7 +140,7 @@ class MetricsHandlers:
 
     def _answer(self, request: Request, figures: list[TopicFigures], cut: bool) -> Response:
         as_json = _wants_json(request.headers.get(b"accept", b""))
-        page = None if self.page is None else self.page.get((as_json, cut))
+        page: Any = None if self.page is None else self.page.get((as_json, cut))
         if page is None:
             families = list(self._families(cut))
             page = _as_json(families) if as_json else generate_latest(_Once(families))

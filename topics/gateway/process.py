@@ -28,14 +28,17 @@ from topics.actors.link import Link
 from topics.errors import RingPoisoned
 from topics.gateway import handover
 from topics.gateway.access import AccessLog
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
+from topics.gateway.door import Door
 from topics.gateway.feeds import Feeds
 from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import SHARE_NS, HotLane
 from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.places import Places
 from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
@@ -43,12 +46,11 @@ from topics.gateway.routes import Routes
 from topics.gateway.scrapes import Scrapes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
-from topics.shm.counters import Word
+from topics.shm.counters import State, Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
 _UNLIMITED = 2**62
-_ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
 _RETIRING_LOOK_NS = 1_000_000
@@ -95,6 +97,8 @@ class Gateway:
         )
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
+        budget = self._streams.budget = Budget.of(settings)
+        self._places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
         self._calls.on_unasked = self._streams.unasked
         self._calls.on_fault = self._fault
         for peer, link in context.links.items():
@@ -148,6 +152,8 @@ class Gateway:
             slots=slots,
             meter=meter,
             access=self._access,
+            budget=budget,
+            places=self._places,
         )
         processes = len(context.board.rows())
         self._idle = Idle(
@@ -169,6 +175,8 @@ class Gateway:
             slots=slots,
             meter=meter,
             access=self._access,
+            budget=budget,
+            places=self._places,
         )
         self._hot.on_late = context.beat
         self._streams.publish = self._hot.add_plain
@@ -177,6 +185,17 @@ class Gateway:
         assert context.listener is not None
         self._listener = context.listener
         self._listener.setblocking(False)
+        self._others = [
+            row for row in context.board.rows() if row.name.startswith("gateway-") and row.name != context.row.name
+        ]
+        self._door = Door(
+            self._listener,
+            self._hot,
+            self._places,
+            most=settings.max_connections,
+            log=context.log,
+            leave_to_others=self._others_have_room,
+        )
         self._refused_before = context.row[Word.RING_FULL]  # by processes before this one
         self._accepting = False
         self._stop_by_ns = 0
@@ -214,7 +233,8 @@ class Gateway:
             for _ in range(_GATHER):
                 for fd, event in events:
                     if fd == listener_fd:
-                        self._accept()
+                        if not self._door.accept():
+                            self._set_accepting(False)
                     else:
                         hot.handle(fd, event)
                 # What arrived meanwhile joins this round: larger rounds, fewer wake-ups of the shards.
@@ -244,6 +264,7 @@ class Gateway:
                 self._sweep(now)
         if self._bequest is not None:
             await self._leave(self._bequest)
+        self._door.close()
         idle.close()
 
     def _has_work(self) -> bool:
@@ -290,7 +311,8 @@ class Gateway:
         self._streams.sweep(now)
         self._hot.sweep()
         self._calls.flush()
-        self._set_accepting(not self._stop_by_ns and len(self._hot.connections) < limits.MAX_CONNECTIONS)
+        self._door.sweep()
+        self._set_accepting(not self._stop_by_ns and not self._door.is_full)
         words = self._context.row.words
         words[Word.STREAMS] = len(self._streams)
         words[Word.FEEDS] = len(self._feeds)
@@ -299,22 +321,9 @@ class Gateway:
         words[Word.REQUESTS] = self._hot.requests + self.cold.requests
         words[Word.RING_FULL] = self._refused_before + self._calls.refused
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_ROUND):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue  # the client is gone already
-            except OSError as error:  # out of descriptors: the next sweep tries again, or we would turn in circles
-                self._context.log.warning("accept failed", reason=str(error))
-                self._set_accepting(False)
-                return
-            self._hot.adopt(sock)
-            if len(self._hot.connections) >= limits.MAX_CONNECTIONS:
-                self._set_accepting(False)
-                return
+    def _others_have_room(self) -> bool:
+        """All gateways listen to the same socket: what finds no place here finds one there."""
+        return any([row.state is State.READY and row[Word.CONNECTIONS] < self._places.most for row in self._others])
 
     # --- callbacks ---
 
@@ -362,6 +371,10 @@ class Gateway:
 
     def adopt(self, sock: socket.socket, received: bytes) -> None:
         """A connection that our predecessor has passed on."""
+        try:
+            self._places.take(sock, sock.getpeername()[0], always=True)
+        except OSError:
+            pass  # it has left, and is closed when that is noticed
         self._hot.adopt(sock, received)
         self._context.bell.ring_always()
 

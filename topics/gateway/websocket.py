@@ -59,7 +59,9 @@ class Socket:
         self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
         self._fragments: bytearray | None = None  # of a message that goes on
         self._cursors: dict[str, Cursor] = {}
-        self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete
+        self._held: deque[bytes] = deque()  # commands behind a subscribe that is not complete ...
+        self._held_bytes = 0  # ... and their size
+        self._booked = 0  # what the budget knows of the bytes that we hold
         self._subscribing = False
         self._catching_up = False
         self._in_flight = 0
@@ -115,7 +117,23 @@ class Socket:
             if isinstance(event, Frame):
                 self._take_frame(event, protocol)
         self._send_protocol()
+        self._settle()
         self._watch_pace()
+
+    def _settle(self) -> None:
+        """Account for what we hold: messages that have not come whole, or wait for a subscribe."""
+        if self._over:
+            return
+        fragments = self._fragments
+        held = len(self._protocol.reader.buffer) + self._held_bytes + (0 if fragments is None else len(fragments))
+        budget = self._streams.budget
+        if held == self._booked:
+            return
+        if budget.settle(self._booked, held):
+            self._booked = held
+        else:
+            self._tell_error(None, budget.refusal())
+            self._close(CloseCode.TRY_AGAIN_LATER, "too many bytes of requests")
 
     def received_end(self) -> None:
         self.outlet.abort()
@@ -150,6 +168,8 @@ class Socket:
             cursor.close()
         self._cursors.clear()
         self._held.clear()
+        self._streams.budget.give(self._booked)
+        self._booked = 0
 
     # --- the registry says ---
 
@@ -259,6 +279,7 @@ class Socket:
     def _take_text(self, text: bytes) -> None:
         if self._subscribing:
             self._held.append(text)
+            self._held_bytes += len(text)
             return
         try:
             command = decode_command(text)
@@ -384,8 +405,11 @@ class Socket:
             return  # it failed at once: whoever took it goes on
         self._catching_up = True
         while self._held and not self._subscribing:
-            self._take_text(self._held.popleft())
+            text = self._held.popleft()
+            self._held_bytes -= len(text)
+            self._take_text(text)
         self._catching_up = False
+        self._settle()
         self._watch_pace()
 
     # --- telling ---
