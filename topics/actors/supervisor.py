@@ -87,7 +87,7 @@ class Supervisor:
     ) -> None:
         require_supported_machine()
         sweep_leftovers()
-        raise_open_files_limit()
+        raise_open_files_limit(settings.max_connections)
         self._settings = settings
         self._folder = folder
         self._stop_timeout_s = stop_timeout_ms / 1_000

@@ -92,9 +92,9 @@ class HotLane:
             fail=self.fail,
             resume=self._resume,
         )
-        self._budget = budget or Budget.of(settings)
-        self._places = places or Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
-        self.guests = Guests(self._places, close=self.close, count=self._count_refused)
+        self.budget = budget or Budget.of(settings)
+        self.places = places or Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+        self.guests = Guests(self.places, close=self.close, count=self._count_refused)
         self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
         self.send_dirty = self.sender.send_dirty
@@ -138,12 +138,12 @@ class HotLane:
         if connection.closed:
             return
         held = connection.held_bytes
-        if not self._budget.settle(connection.booked, held):
+        if not self.budget.settle(connection.booked, held):
             if connection.held:  # a stream is about to begin: there is no place for an answer behind it
                 self.close(connection)
                 return
-            self._refuse(connection, self._budget.refusal(), connection.head)
-            self._budget.give(connection.booked)
+            self._refuse(connection, self.budget.refusal(), connection.head)
+            self.budget.give(connection.booked)
             held = 0
         connection.booked = held
 
@@ -186,7 +186,7 @@ class HotLane:
         """Somebody else has its socket, too: it goes on there."""
         connection.closed = True
         self._forget(connection)
-        self._places.give(connection.sock)
+        self.places.give(connection.sock)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -197,7 +197,7 @@ class HotLane:
         connection.closed = connection.closing = True
         self.unfinished.pop(connection, None)
         self._forget(connection)
-        self._places.give(connection.sock)
+        self.places.give(connection.sock)
         try:
             if connection.starting is not None:
                 connection.starting.discard()
@@ -218,7 +218,7 @@ class HotLane:
         """It is not ours any more, and holds nothing of ours."""
         del self.connections[connection.fd]
         self.guests.forget(connection)
-        self._budget.give(connection.booked)
+        self.budget.give(connection.booked)
         connection.booked = 0
 
     def fail(self, connection: Connection, error: Exception) -> None:
@@ -418,8 +418,8 @@ class HotLane:
     def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
         """The body is not all here yet. False: the connection is done for."""
         refusal = self.guests.refusal(connection, head) if self._guests else None
-        if refusal is None and head.body_length > _LARGE_BODY and head.reads_body and self._budget.exhausted:
-            refusal = self._budget.refusal()
+        if refusal is None and head.body_length > _LARGE_BODY and head.reads_body and self.budget.exhausted:
+            refusal = self.budget.refusal()
         if refusal is not None:
             self._refuse(connection, refusal, head)
             return False
