@@ -85,11 +85,11 @@ class Listener:
         self.failed = 0
 
     def accept(self) -> tuple[Pipe, tuple[str, int]]:
-        if not self.knocking:
-            raise BlockingIOError
         if sum(not pipe.closed for pipe in self.let_in) >= self.descriptors + self.spare():
             self.failed += 1
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(errno.EMFILE, "Too many open files")  # as the kernel does, whether one knocks or not
+        if not self.knocking:
+            raise BlockingIOError
         pipe, address = self.knocking.popleft()
         self.let_in.append(pipe)
         return pipe, (address, 1)
@@ -109,6 +109,7 @@ class Scene:
             log=Log("gateway-0", "error", "logfmt"),
             leave_to_others=lambda: self.others_have_room,
         )
+        self.door._is_knocked_at = lambda: bool(self.listener.knocking)  # type: ignore[method-assign]
         self.listener.spare = lambda: self.door._spare < 0
 
     def knock(self, raw: bytes = b"", address: str = "10.0.0.1") -> Pipe:
@@ -243,6 +244,23 @@ def test_without_descriptors_probes_are_answered_one_after_the_other(tmp_path: P
     scene.listener.descriptors = 100
     scene.door.sweep()
     assert answer(scene.knock(APPEND)).status == 200
+    scene.door.close()
+    scene.house.crash()
+
+
+def test_a_probe_is_heard_before_its_descriptor_is_given_to_the_next(tmp_path: Path) -> None:
+    """Though both are accepted in the same round."""
+    scene = Scene(tmp_path, max_connections=100)
+    scene.listener.descriptors = 0
+    pipes = [Pipe() for _ in range(6)]
+    for number, pipe in enumerate(pipes):
+        pipe.inbox += HEALTH if number % 2 else b""
+        scene.listener.knocking.append((pipe, "10.0.0.1"))
+    assert scene.door.accept()
+    scene.house.settle()
+    assert [answer(pipe).status for pipe in pipes] == [429, 200] * 3
+    assert [pipe.closed for pipe in pipes] == [True] * 5 + [False]
+    assert all(pipe.took.count(b"HTTP/1.1 ") == 1 for pipe in pipes)
     scene.door.close()
     scene.house.crash()
 

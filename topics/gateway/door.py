@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import socket
 from collections.abc import Callable
 
@@ -77,8 +78,11 @@ class Door:
             except ConnectionAbortedError:
                 continue  # the client is gone already
             except OSError as error:
-                if error.errno in _NONE_LEFT and self._make_room():
-                    continue
+                if error.errno in _NONE_LEFT:
+                    if not self._is_knocked_at():
+                        return True  # the descriptor is looked for first, and not needed
+                    if self._make_room():
+                        continue
                 self._log.warning("accept failed", reason=str(error))
                 return False  # or we would turn in circles
             self._admit(sock, address[0])
@@ -99,6 +103,11 @@ class Door:
             except OSError:
                 pass  # it has left
             sock.close()
+
+    def _is_knocked_at(self) -> bool:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _make_room(self) -> bool:
         self._places.open_files = _open_files()

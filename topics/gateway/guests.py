@@ -25,8 +25,16 @@ TURNED_AWAY_H2 = b"\0\0\0\4\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b"
 class Guests:
     """`addresses` is for the lane, which asks before every request whether there are any."""
 
-    def __init__(self, places: Places, *, close: Callable[[Connection], None], count: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        places: Places,
+        *,
+        hear: Callable[[Connection], bool],
+        close: Callable[[Connection], None],
+        count: Callable[[], None],
+    ) -> None:
         self._places = places
+        self._hear = hear  # read what it has sent; True: it waits for nothing
         self._close = close
         self._count = count  # one that was sent away
         self.addresses: dict[Connection, str] = {}  # who came first stands first
@@ -55,19 +63,20 @@ class Guests:
         return error
 
     def send_one_away(self) -> bool:
-        """The first one that waits for no answer. False: there is none."""
-        for connection in self.addresses:
-            if not connection.exchanges and not connection.out:
-                self.send_away(connection, TURNED_AWAY)
+        """The first one that has asked for nothing that is not answered. False: there is none."""
+        for connection in list(self.addresses):
+            if self._hear(connection):
+                self.send_away(connection, b"" if connection.head_bytes else TURNED_AWAY)
+                return True
+            if connection.closed:
                 return True
         return False
 
     def send_away(self, connection: Connection, said: bytes) -> None:
-        """At once: its descriptor is wanted. If it has sent something that was not read, it may not get to see this."""
+        """At once: its descriptor is wanted."""
         self._count()
         try:
-            if not connection.discarding:
-                connection.sock.send(said)
+            connection.sock.send(said)
         except OSError:
             pass  # it does not read, or has left
         self._close(connection)

@@ -93,8 +93,10 @@ class HotLane:
             resume=self._resume,
         )
         self.budget = budget or Budget.of(settings)
-        self.places = places or Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
-        self.guests = Guests(self.places, close=self.close, count=self._count_refused)
+        if places is None:
+            places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+        self.places = places
+        self.guests = Guests(self.places, hear=self._hear, close=self.close, count=self._count_refused)
         self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
         self.send_dirty = self.sender.send_dirty
@@ -246,6 +248,18 @@ class HotLane:
                 self._settle(connection)
         except Exception as error:
             self.fail(connection, error)
+
+    def _hear(self, connection: Connection) -> bool:
+        """Out of turn, a guest whose descriptor is wanted. True: it waits for nothing."""
+        self.handle(connection.fd, select.EPOLLIN)
+        if connection in self.dirty:
+            self.dirty.discard(connection)
+            try:
+                self.sender.send(connection)
+            except Exception as error:
+                self.fail(connection, error)
+        busy = connection.exchanges or connection.out or connection in self.unfinished
+        return not busy and not connection.closed
 
     def sweep(self) -> None:
         """Once a second: end connections that keep us waiting."""
