@@ -224,7 +224,7 @@ def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> N
     lane.sweep()
     assert not lane.connections
     assert held(house) == 0
-    assert len(lane.places) == len(lane.guests) == 0
+    assert len(lane.guests.places) == len(lane.guests) == 0
 
 
 # --- WebSocket ---

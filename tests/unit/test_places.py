@@ -104,7 +104,7 @@ class Scene:
         self.door = Door(
             self.listener,  # type: ignore[arg-type]
             self.lane,
-            self.lane.places,
+            self.lane.guests.places,
             most=self.house.settings.max_connections,
             log=Log("gateway-0", "error", "logfmt"),
             leave_to_others=lambda: self.others_have_room,
@@ -210,9 +210,9 @@ def test_an_http2_client_is_told_in_its_own_words(scene: Scene) -> None:
 def test_an_http2_connection_keeps_its_place(scene: Scene) -> None:
     pipe = scene.knock(H2_PREFACE)
     assert not scene.lane.connections
-    assert len(scene.lane.places) == 1
-    scene.lane.places.give(pipe)  # type: ignore[arg-type]
-    assert len(scene.lane.places) == 0
+    assert len(scene.lane.guests.places) == 1
+    scene.lane.guests.places.give(pipe)  # type: ignore[arg-type]
+    assert len(scene.lane.guests.places) == 0
 
 
 def test_another_gateway_that_has_room_takes_them(scene: Scene) -> None:
@@ -281,12 +281,12 @@ def test_places_leave_room_for_guests_and_files(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("topics.gateway.door._count_open_files", lambda: 50)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (200, 200))
     scene = Scene(tmp_path, max_connections=1_000)
-    assert scene.lane.places.most == 200 - 50 - limits.GUESTS - limits.SPARE_FILES
+    assert scene.lane.guests.places.most == 200 - 50 - limits.GUESTS - limits.SPARE_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10_000, 10_000))
     scene.door.sweep()
-    assert scene.lane.places.most == 1_000
+    assert scene.lane.guests.places.most == 1_000
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     scene.door.sweep()
-    assert scene.lane.places.most == 1_000
+    assert scene.lane.guests.places.most == 1_000
     scene.door.close()
     scene.house.crash()

@@ -33,7 +33,7 @@ class Guests:
         close: Callable[[Connection], None],
         count: Callable[[], None],
     ) -> None:
-        self._places = places
+        self.places = places
         self._hear = hear  # read what it has sent; True: it waits for nothing
         self._close = close
         self._count = count  # one that was sent away
@@ -55,7 +55,7 @@ class Guests:
         """Why it may not ask this. A guest gets a place if there is one by now."""
         if (address := self.addresses.get(connection)) is None:
             return None
-        error = self._places.take(connection.sock, address)
+        error = self.places.take(connection.sock, address)
         if error is None:
             del self.addresses[connection]
         elif head is not None and head.error is None and head.route is not None and head.route.always:

@@ -38,7 +38,7 @@ from topics.gateway.patience import Patience, Verdict
 from topics.gateway.places import Places
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
-from topics.gateway.sender import RECEIVE_BYTES, Sender
+from topics.gateway.sender import NEVER_NS, RECEIVE_BYTES, Sender
 from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
@@ -56,6 +56,8 @@ _Batch = tuple[int, int, bytes]  # records, their size, their data
 
 
 class HotLane:
+    # No more than 30 attributes: beyond that CPython 3.11 finds each of them more slowly, which is 3 % of a request.
+
     def __init__(
         self,
         *,
@@ -95,12 +97,9 @@ class HotLane:
         self.budget = budget or Budget.of(settings)
         if places is None:
             places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
-        self.places = places
-        self.guests = Guests(self.places, hear=self._hear, close=self.close, count=self._count_refused)
+        self.guests = Guests(places, hear=self._hear, close=self.close, count=self._count_refused)
         self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
-        self.send_dirty = self.sender.send_dirty
-        self.listen = self.sender.listen
         self.connections: dict[int, Connection] = {}
         self.unfinished: dict[Connection, None] = {}  # have sent requests that no round had time for yet
         self.requests = 0
@@ -112,6 +111,12 @@ class HotLane:
         self._epoll = epoll
         self._hand_over = hand_over
         self.begin_round()
+
+    def send_dirty(self, until_ns: int = NEVER_NS) -> None:
+        self.sender.send_dirty(until_ns)
+
+    def listen(self, connection: Connection) -> None:
+        self.sender.listen(connection)
 
     def begin_round(self) -> None:
         """One deadline for all plain appends of a round, and one until when it takes requests."""
@@ -188,7 +193,7 @@ class HotLane:
         """Somebody else has its socket, too: it goes on there."""
         connection.closed = True
         self._forget(connection)
-        self.places.give(connection.sock)
+        self.guests.places.give(connection.sock)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -199,7 +204,7 @@ class HotLane:
         connection.closed = connection.closing = True
         self.unfinished.pop(connection, None)
         self._forget(connection)
-        self.places.give(connection.sock)
+        self.guests.places.give(connection.sock)
         try:
             if connection.starting is not None:
                 connection.starting.discard()
@@ -244,8 +249,6 @@ class HotLane:
                     self._receive(connection)
                 elif event & (select.EPOLLHUP | select.EPOLLERR):
                     self.close(connection)
-            if connection.booked or connection.buffer or connection.head is not None:
-                self._settle(connection)
         except Exception as error:
             self.fail(connection, error)
 
@@ -308,12 +311,17 @@ class HotLane:
             if connection.head is not None:
                 connection.progress_ns = time.monotonic_ns()  # a body may be slow; a head has one deadline
             self._understand(connection, buffered)
+            self._settle(connection)
         else:
             before, served = connection.progress_ns, self.requests
             connection.progress_ns = time.monotonic_ns()
             self._understand(connection, data)
-            if served == self.requests and not connection.buffer and connection.head is None:
-                connection.progress_ns = before  # empty lines before a request are no sign of life
+            if served == self.requests:
+                if not connection.buffer and connection.head is None:
+                    connection.progress_ns = before  # empty lines before a request are no sign of life
+                self._settle(connection)
+            elif connection.buffer or connection.booked or connection.head is not None:
+                self._settle(connection)
 
     def _receive_large(self, connection: Connection) -> None:
         large, head = connection.large, connection.head
@@ -332,6 +340,7 @@ class HotLane:
         if connection.missing == 0:
             connection.large = connection.head = None
             self._request(connection, head, large)
+        self._settle(connection)
 
     def _end_of_input(self, connection: Connection) -> None:
         """The client sends no more. What it asked is still answered; half a request is nothing."""
@@ -341,6 +350,7 @@ class HotLane:
         connection.closing = True
         connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
+        self._settle(connection)
         if not connection.exchanges and not connection.out:
             self.close(connection)
             return
