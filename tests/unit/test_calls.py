@@ -849,8 +849,8 @@ def test_when_the_time_is_up_answers_wait_for_the_next_round(calls: Calls, shard
         for number in range(3):
             calls.submit(drop(shard), Noting(shard, number))
     calls.flush()
-    for shard in shards:
-        answer_all(shard)
+    for each in shards:
+        answer_all(each)
     for round_number in range(1, 10):
         assert calls.has_answers()
         calls.drain(0)

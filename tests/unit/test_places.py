@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Listener:
         self.knocking: deque[tuple[Pipe, str]] = deque()
         self.let_in: list[Pipe] = []
         self.descriptors = 10**6
-        self.spare = lambda: False  # one was given up
+        self.spare: Callable[[], bool] = lambda: False  # one was given up
         self.failed = 0
 
     def accept(self) -> tuple[Pipe, tuple[str, int]]:

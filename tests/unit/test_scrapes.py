@@ -132,7 +132,12 @@ def test_options_have_answers_of_their_own(scene: Scene, monkeypatch: pytest.Mon
     """And the page is made once for all who want the same form of it."""
     made: list[bool] = []
     families = scene.metrics._families
-    monkeypatch.setattr(scene.metrics, "_families", lambda cut: made.append(cut) or families(cut))
+
+    def count(cut: bool) -> Any:
+        made.append(cut)
+        return families(cut)
+
+    monkeypatch.setattr(scene.metrics, "_families", count)
     scene.ask()
     scene.wave()
     made.clear()
@@ -220,7 +225,12 @@ def test_when_the_gateway_stops_none_is_left_waiting(scene: Scene) -> None:
 
 def test_an_answer_for_many_is_compressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[bytes] = []
-    monkeypatch.setattr("topics.gateway.answers.gzip", lambda body: packed.append(body) or b"small")
+
+    def pack(body: bytes) -> bytes:
+        packed.append(body)
+        return b"small"
+
+    monkeypatch.setattr("topics.gateway.answers.gzip", pack)
     response, answers = Response(200, b"x" * limits.GZIP_MIN_BYTES, tail=b"y"), Answers()
     answers.tick()
     sent = {answers.encode(response, keep_alive=True, gzipped=True, bodiless=False, id=1) for _ in range(3)}
