@@ -31,6 +31,10 @@ MAX_PAGE_SIZE = 1_000
 MAX_READ_NODES = 1_000  # node ids in one read's filter
 
 METRICS_TOPICS = 1_000  # in the block about topics: what a scrape may cost
+SCRAPE_MS = 50  # from one making of the metrics to the next: each is milliseconds in which nothing else is done ...
+SCRAPE_CROWD = 4  # ... and with more requests than this waiting for it ...
+SCRAPE_CROWD_MS = 1_000  # ... it is this long
+SCRAPES_WAITING = 256  # requests for metrics that wait in one gateway: all are answered together; more are refused
 
 # --- Watching (contract §7) --------------------------------------------------------------------------
 DEFAULT_WATCH_BATCH_BYTES = 256 * KIB
@@ -82,7 +86,12 @@ MAX_HEADERS = 100
 MAX_URI_BYTES = 8 * KIB
 MAX_PIPELINED = 128  # requests of one connection in flight; beyond that we stop reading from it
 MAX_PIPELINED_ASKS = 16  # of those, requests whose answer may be large
-MAX_CONNECTIONS = 20_000
+SMALL_BODY_BYTES = 64 * KIB  # up to here a request is small: when memory is short, large ones are refused before it
+MAX_BUFFERED_BYTES = 128 * MIB  # request bytes in one gateway: two bodies of the largest size, or 2,000 small ones
+MAX_CONNECTIONS = 20_000  # of one gateway
+MAX_CONNECTIONS_PER_PEER = 10_000  # of one address: half, so that no client keeps out all others, and a proxy has room
+GUESTS = 16  # connections without a place that may ask for health and metrics
+SPARE_FILES = 16  # descriptors that a gateway keeps for files of its own
 HEAD_TIMEOUT_MS = 10_000  # from the first byte of a head to its end
 BODY_TIMEOUT_MS = 30_000  # without any progress of the body
 IDLE_TIMEOUT_MS = 120_000  # keep-alive without a request

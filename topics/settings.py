@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_sse_connections_per_key: int = limits.MAX_SSE_CONNECTIONS_PER_KEY
     max_inflight_per_key: int = limits.MAX_INFLIGHT_PER_KEY
     max_total_bytes: int = limits.MAX_TOTAL_BYTES
+    max_buffered_bytes: int = limits.MAX_BUFFERED_BYTES
+    max_connections: int = limits.MAX_CONNECTIONS
+    max_connections_per_peer: int = limits.MAX_CONNECTIONS_PER_PEER
 
     wal_file_bytes: int = limits.WAL_FILE_BYTES
     segment_max_events: int = limits.SEGMENT_MAX_EVENTS
@@ -274,6 +277,9 @@ _READERS: dict[str, _Kind] = {
     "max_sse_connections_per_key": _COUNT,
     "max_inflight_per_key": _COUNT,
     "max_total_bytes": _COUNT,
+    "max_buffered_bytes": _BYTES,
+    "max_connections": _Integer(1, 1_000_000),
+    "max_connections_per_peer": _Integer(0, 1_000_000),
     "wal_file_bytes": _Integer(limits.MIB, 2**32),
     "segment_max_events": _Integer(1, 2**31),
     "segment_max_bytes": _Integer(4096, 2**40),

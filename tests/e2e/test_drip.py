@@ -562,7 +562,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def test_out_of_descriptors_the_gateway_serves_those_it_has(tmp_path: Path) -> None:
-    """It neither spins nor fills its log over connections that it can't take, and takes them when it can."""
+    """It neither spins nor fills its log over connections that it can't take, says how it is to those who ask for no
+    more than that, and takes others again when it can."""
     server = Server(tmp_path / "data", log=tmp_path / "server.log", TOPICS_WAL_SHARDS=1)
     wires: list[Wire] = []
     try:
@@ -582,10 +583,21 @@ def test_out_of_descriptors_the_gateway_serves_those_it_has(tmp_path: Path) -> N
                 time.sleep(0.05)
             assert _cpu_s(pid) - cpu < 1
             assert len(server.output().splitlines()) - log < 50
-            for wire in wires[:90]:
+            for path in ("/v0/health", "/v0/ready", "/v0/metrics"):
+                with Wire(server.port) as wire:
+                    assert wire.ask(request("GET", path, headers=("Accept: application/json",))).status == 200
+            with Wire(server.port) as wire:
+                refused = wire.ask(append_request("served"))
+                assert (refused.status, refused.headers["connection"]) == (429, "close")
+            for wire in wires:
                 wire.close()
-            for wire in wires[90:]:  # fewer than there is room for: the gateway opens a file of its own now and then
-                assert wire.ask(request()).status == 200
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 200, hard))
+
+            def served() -> bool:
+                with Wire(server.port) as wire:
+                    return wire.ask(append_request("served")).status == 200
+
+            eventually(served, what="a place")
         assert server.pid_of("gateway-0") == pid
     finally:
         for wire in wires:

@@ -172,6 +172,7 @@ class Gateway:
             epoll=self.interests,  # type: ignore[arg-type]
             hand_over=lambda sock, first: None,
             slots=self.slots if settings.api_keys else None,
+            budget=self.streams.budget,
         )
         self.faults: list[Exception] = []
         self.tolerant = False  # faults are kept here, not raised

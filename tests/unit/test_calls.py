@@ -823,3 +823,58 @@ def test_a_shard_that_does_not_come_back_is_not_waited_for(replaced: Any, shards
     assert not calls.reachable(0)
     assert submit(calls, drop(0)).error["code"] == "shard_unavailable"
     assert len(calls) == 0
+
+
+# --- a round's share of time ---
+
+
+def answer_all(shard: Shard) -> None:
+    for envelope in shard.asked():
+        shard.dropped(envelope.correlation, True)
+
+
+def test_when_the_time_is_up_answers_wait_for_the_next_round(calls: Calls, shards: list[Shard]) -> None:
+    """One is taken whatever the clock says; peers take turns; each keeps its order."""
+    taken: list[tuple[int, int]] = []
+
+    class Noting(Sink):
+        def __init__(self, shard: int, number: int) -> None:
+            super().__init__()
+            self.place = shard, number
+
+        def finish(self, value: Any) -> None:
+            taken.append(self.place)
+
+    for shard in range(3):
+        for number in range(3):
+            calls.submit(drop(shard), Noting(shard, number))
+    calls.flush()
+    for each in shards:
+        answer_all(each)
+    for round_number in range(1, 10):
+        assert calls.has_answers()
+        calls.drain(0)
+        assert len(taken) == round_number
+    assert sorted(taken) == [(shard, number) for shard in range(3) for number in range(3)]
+    assert taken[:3] == [(0, 0), (1, 0), (2, 0)]
+    for shard in range(3):
+        assert [number for which, number in taken if which == shard] == [0, 1, 2]
+    assert not calls.has_answers()
+    assert len(calls) == 0
+
+
+def test_what_waits_for_the_next_round_is_answered_when_its_shard_goes(calls: Calls, shards: list[Shard]) -> None:
+    sinks = [submit(calls, drop(1)) for _ in range(3)]
+    answer_all(shards[1])
+    calls.drain()
+    late = [submit(calls, drop(1)) for _ in range(3)]
+    answer_all(shards[1])
+    while not late[0].values:
+        calls.drain(0)
+    last = submit(calls, drop(1))
+    answer_all(shards[1])
+    unknown = submit(calls, drop(1))
+    calls.link_down(1)
+    assert [sink.value.deleted for sink in (*sinks, *late, last)] == [True] * 7
+    assert unknown.error["code"] == "shard_unavailable"
+    assert not calls.has_answers()

@@ -226,6 +226,12 @@ def test_small_bodies_are_opened_whole() -> None:
     assert opened(b"", SETTINGS, gzipped=True, most=1_000) == (b"", None)
     assert opened(b" " * (DIRECT_BYTES + 1), SETTINGS, gzipped=False, most=2 * DIRECT_BYTES)[1] is not None
     assert opened(gzip(b" " * (DIRECT_BYTES + 1)), SETTINGS, gzipped=True, most=2 * DIRECT_BYTES)[1] is not None
+    packed = gzip(b'{"records":[]}' + b" " * DIRECT_BYTES)
+    body = opened(packed, SETTINGS, gzipped=True, most=2 * DIRECT_BYTES)[1]
+    assert body is not None
+    assert body.size == 0, "it is inflated before its turn"
+    run(body)
+    assert body.size == DIRECT_BYTES + 14
     with pytest.raises(ApiError, match="larger than 1000 bytes"):
         opened(gzip(b" " * 1_001), SETTINGS, gzipped=True, most=1_000)
 

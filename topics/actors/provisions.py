@@ -24,10 +24,10 @@ def forbid_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
-def raise_open_files_limit() -> None:
+def raise_open_files_limit(connections: int = limits.MAX_CONNECTIONS) -> None:
     """As far as we may and need: each client connection is one, and children inherit the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * limits.MAX_CONNECTIONS
+    wanted = 4 * max(connections, limits.MAX_CONNECTIONS)
     target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= target:
         return

@@ -87,7 +87,7 @@ class Supervisor:
     ) -> None:
         require_supported_machine()
         sweep_leftovers()
-        raise_open_files_limit()
+        raise_open_files_limit(settings.max_connections)
         if not settings.dumpable:
             forbid_core_dumps()
         self._settings = settings

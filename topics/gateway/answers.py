@@ -63,7 +63,9 @@ class Answers:
             start = start.partition(b"Content-Type")[0]
         lines = [start, line]
         if gzipped and size >= limits.GZIP_MIN_BYTES:
-            body, tail = gzip(b"".join((body, tail))), b""
+            if not response.packed:
+                response.packed = gzip(b"".join((body, tail)))
+            body, tail = response.packed, b""
             size = len(body)
             lines.append(b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n")
         for name, value in response.headers:

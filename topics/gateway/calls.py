@@ -18,13 +18,15 @@ from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, RingFull
-from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, error_response
+from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, Wait, error_response
 from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
 from topics.gateway.plain import PlainEntry, PlainRun
 from topics.gateway.pressure import Pressure
 from topics.gateway.slices import Slices
 from topics.shm.counters import State
+
+_NEVER = 2**63
 
 
 class Fallible(Protocol):
@@ -84,6 +86,8 @@ class Calls:
         self._pending: list[dict[int, Pending]] = [{} for _ in range(peers)]
         self._runs: list[dict[int, PlainRun]] = [{} for _ in range(peers)]  # by their first correlation
         self._next = 1
+        self._left: dict[int, list[bytes]] = {}  # by peer: messages that were taken from its ring, for the next round
+        self._turn = 0  # the peer whose messages the next round begins with
         self.refused = 0
         self.on_unasked: Callable[[int, bytes], None] = lambda shard, message: None  # pushes, and answers too late
         self.on_fault: Callable[[Exception, int], None] = _raised  # a bug; with the id of its request, if there is one
@@ -106,7 +110,7 @@ class Calls:
     def link_down(self, shard: int) -> None:
         """Its last answers are in the ring. Nothing else asked of this shard will be answered: say so."""
         if (link := self._links[shard]) is not None:
-            self._take(shard, link.last_words(), lambda shard, message: None)
+            self._take(shard, self._left.pop(shard, []) + link.last_words(), lambda shard, message: None)
         self._links[shard] = None
         pending, self._pending[shard] = self._pending[shard], {}
         self._runs[shard].clear()
@@ -142,6 +146,8 @@ class Calls:
             self.ask(outcome, sink, id, waits=True)
         elif isinstance(outcome, Response):
             sink.finish(outcome)
+        elif isinstance(outcome, Wait):
+            outcome.join(sink)
         else:
             self._gather(outcome, sink, id)
 
@@ -319,19 +325,37 @@ class Calls:
     # --- answers ---
 
     def has_answers(self) -> bool:
-        return any([link is not None and link.has_work() for link in self._links])
+        return bool(self._left) or any([link is not None and link.has_work() for link in self._links])
 
-    def drain(self) -> None:
-        """Hand every answer that has arrived to whoever asked."""
-        for shard, link in enumerate(self._links):
-            if link is not None:
-                self._take(shard, link.drain(), self.on_unasked)
+    def drain(self, until_ns: int = _NEVER) -> None:
+        """Hand out the answers that have arrived. Rendering one can be a lot of work: at `until_ns` (perf_counter_ns)
+        the rest is left for the next call, which begins with the peer behind the last one. One is always taken."""
+        peers = len(self._links)
+        for _ in range(peers):
+            shard = self._turn
+            self._turn = shard + 1 if shard + 1 < peers else 0
+            link = self._links[shard]
+            if link is None or not (received := self._left.pop(shard, None) or link.drain()):
+                continue
+            done = self._take(shard, received, self.on_unasked, until_ns)
+            if done < len(received):
+                self._left[shard] = received[done:]
+            if time.perf_counter_ns() > until_ns:
+                return
 
-    def _take(self, shard: int, received: list[bytes], on_unasked: Callable[[int, bytes], None]) -> None:
+    def _take(
+        self,
+        shard: int,
+        received: list[bytes],
+        on_unasked: Callable[[int, bytes], None],
+        until_ns: int = _NEVER,
+    ) -> int:
+        """How many of them were handed out."""
         pending = self._pending[shard]
         correlation_of = messages.unpack_correlation
+        clock = time.perf_counter_ns
         runs = self._runs[shard]
-        for message in received:
+        for done, message in enumerate(received, 1):
             requests, correlation = correlation_of(message)
             if runs and (run := runs.pop(correlation, None)) is not None and requests > 1:
                 self._share_out(run, pending, correlation, message)
@@ -342,6 +366,9 @@ class Calls:
                     self.failed(entry, error, correlation)
             else:
                 on_unasked(shard, message)
+            if clock() > until_ns:
+                return done
+        return len(received)
 
     def flush(self) -> None:
         for link in self._links:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -32,6 +33,7 @@ from topics.actors import messages
 from topics.errors import ApiError, invalid
 from topics.gateway import head
 from topics.gateway.access import AccessLog
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.compression import gunzip, gzip, too_large
 from topics.gateway.exchange import Outcome, Request, Response, error_response
@@ -42,6 +44,7 @@ from topics.gateway.large import opened
 from topics.gateway.large_append import LargeAppend
 from topics.gateway.origins import Origins, Visit
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
+from topics.gateway.places import Places
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
 from topics.gateway.watches import Watches
@@ -57,13 +60,15 @@ _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 class _Life:
     """A request, from its head until its last byte is with the socket or its client is gone."""
 
-    def __init__(self, scope: trio.CancelScope, id: int) -> None:
+    def __init__(self, scope: trio.CancelScope, id: int, budget: Budget) -> None:
+        self._budget = budget
         self.scope = scope
         self.abort = scope.cancel
         self.id = id
         self.started_ns = time.perf_counter_ns()
         self.number = 0  # of its route
         self.slot = 0  # the key whose slot it holds
+        self.booked = 0  # bytes of its body, in the budget
         self.peer: tuple[str, int] | None = None
         self.target = ""
         self.hosts: list[bytes] = []
@@ -80,6 +85,11 @@ class _Life:
     @property
     def gone(self) -> bool:
         return self._over
+
+    def let_go(self) -> None:
+        """Its body is read."""
+        self._budget.give(self.booked)
+        self.booked = 0
 
     def finish(self, value: Response) -> None:
         self.waits = False
@@ -141,7 +151,11 @@ class ColdLane:
         slots: Slots | None,
         meter: Meter | None,
         access: AccessLog | None,
+        budget: Budget | None = None,
+        places: Places | None = None,
     ) -> None:
+        self._budget = budget or Budget.of(settings)
+        self._places = places
         self._prefix = prefix
         self._slots = slots
         self._meter = meter
@@ -159,7 +173,7 @@ class ColdLane:
         self._config.keep_alive_max_requests = 2**62
         self._config.h2_max_header_list_size = limits.MAX_HEAD_BYTES
         self._config.include_server_header = False
-        self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](limits.MAX_CONNECTIONS)
+        self._sockets, self._arrivals = trio.open_memory_channel[tuple[socket.socket, bytes]](settings.max_connections)
         self.connections = self.requests = 0
         self.outlets: set[ColdOutlet] = set()  # of open streams
         self._servers: set[Server] = set()
@@ -188,7 +202,12 @@ class ColdLane:
             self._sockets.send_nowait((sock, first))
             self.connections += 1
         except trio.WouldBlock:
-            sock.close()
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        if self._places is not None:
+            self._places.give(sock)
+        sock.close()
 
     async def run(self) -> None:
         app = ASGIWrapper(self._app())
@@ -227,7 +246,7 @@ class ColdLane:
             self._calls.on_fault(error, 0)
         finally:
             self.connections -= 1
-            sock.close()
+            self._close(sock)
 
     @staticmethod
     def flush() -> None:
@@ -246,7 +265,7 @@ class ColdLane:
             response = await self._answer(life)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
-            response.headers += (self._id_header(life, own),)
+            response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
@@ -266,12 +285,13 @@ class ColdLane:
 
     @contextmanager
     def _life(self, scope: trio.CancelScope) -> Iterator[_Life]:
-        life = _Life(scope, self._calls.new_id())
+        life = _Life(scope, self._calls.new_id(), self._budget)
         self._lives.add(life)
         try:
             yield life
         finally:
             self._lives.discard(life)
+            life.let_go()
             if life.waits:
                 self._calls.abandon(life)
             try:
@@ -286,7 +306,14 @@ class ColdLane:
     async def _answer(self, life: _Life) -> Response:
         self.requests += 1
         try:
-            return await self._ask(life, await self._outcome(life))
+            try:
+                outcome = await self._outcome(life)
+            except BaseException:
+                life.let_go()
+                raise
+            if not isinstance(outcome, LargeAppend):
+                life.let_go()
+            return await self._ask(life, outcome)
         except ApiError as error:
             return error_response(error)
         except Exception as error:  # a bug costs one request
@@ -336,9 +363,9 @@ class ColdLane:
         return await life.wait_answered()
 
     async def _body(self, life: _Life, most: int, *, keep: bool) -> bytearray:
-        """The whole body. One that is too large, or that nobody will read, is read on and dropped: many a client does
-        not look for an answer before it has sent everything."""
-        body, size, give_up = bytearray(), 0, 0.0
+        """The whole body. One that is too large, that there is no memory for, or that nobody will read, is read on and
+        dropped: many a client does not look for an answer before it has sent everything."""
+        body, size, give_up, refused = bytearray(), 0, 0.0, False
         timeout_s = self._settings.body_timeout_ms / 1_000
         began = trio.current_time()
         try:
@@ -350,7 +377,14 @@ class ColdLane:
                     if now - began > timeout_s and size < (now - began) * self._settings.min_body_rate:
                         raise trio.TooSlowError
                     if size <= most:
-                        body += part if keep else b""
+                        if keep and not self._budget.settle(life.booked, size):
+                            keep, refused = False, True
+                            body.clear()
+                            self._budget.give(life.booked)
+                            life.booked = 0
+                        if keep:
+                            body += part
+                            life.booked = size
                     elif (give_up := give_up or now + _DISCARD_S) < now:
                         break
         except trio.TooSlowError:
@@ -358,6 +392,8 @@ class ColdLane:
         life.started_ns = time.perf_counter_ns()
         if size > most:
             raise too_large(most)
+        if refused:
+            raise self._budget.refusal()
         return body
 
     def _admit(self, life: _Life) -> tuple[Route, Key | None]:
@@ -523,6 +559,8 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
         headers["Content-Length"] = str(len(body))
         return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
     if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-        body = gzip(body)
+        if not response.packed:
+            response.packed = gzip(body)
+        body = response.packed
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)

@@ -81,6 +81,11 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     def gone(self) -> bool:
         return bool(self.connection.closed)
 
+    def let_go(self) -> None:
+        """Its large body is read."""
+        self.connection.reading = 0
+        self.connection.lane.settle(self.connection)
+
     def abort(self) -> None:
         self.connection.abort()
 
@@ -91,6 +96,7 @@ class Connection:
     __slots__ = (
         "asks",
         "body_ns",
+        "booked",
         "buffer",
         "chunks",
         "closed",
@@ -115,6 +121,7 @@ class Connection:
         "paused",
         "progress_ns",
         "raw_head",
+        "reading",
         "sent",
         "sock",
         "starting",
@@ -131,8 +138,10 @@ class Connection:
         self.raw_head = EMPTY  # ... and its bytes
         self.chunks: ChunkDecoder | None = None
         self.head_bytes = 0  # of the last head
+        self.booked = 0  # what the budget knows of the bytes that we hold
         self.large: bytearray | None = None  # a large body, so far; empty if nobody will read it ...
         self.missing = 0  # ... and how much of it is still to come
+        self.reading = 0  # bytes of a body that came whole and is read in slices
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.asks = 0  # of the exchanges, those that are not plain appends: their answers may be large
@@ -161,6 +170,14 @@ class Connection:
         if self.large is not None and self.head is not None:
             return self.head.body_length - self.missing
         return len(self.buffer) if self.chunks is None else self.chunks.size + len(self.buffer)
+
+    @property
+    def held_bytes(self) -> int:
+        """What has come and was not served, in bytes of memory."""
+        held = len(self.buffer) + self.reading
+        if self.large is not None:
+            held += len(self.large)
+        return held if self.chunks is None else held + len(self.chunks.body)
 
     @property
     def passing(self) -> Head | None:

@@ -1,7 +1,8 @@
 """A request, what a handler makes of it, and the answer. The same for both lanes.
 
-A handler is a plain function `Request -> Response | Call | Gather` and does no IO: it answers by itself, or names the
-question that shards must answer first and how to render what they say. The lanes do the rest.
+A handler is a plain function `Request -> Response | Call | Gather | Wait` and does no IO: it answers by itself, names
+the question that shards must answer first and how to render what they say, or lets the request wait for an answer that
+it shares with others. The lanes do the rest.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Response(msgspec.Struct):
     close: bool = False
     tail: bytes = b""  # the end of the body, kept apart so that a large one need not be copied to add it
     stream: Any = None  # a streams.Stream that goes on where this response ends
+    packed: bytes = b""  # body and tail as gzip, once a client wanted that: a response may be the answer to many
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
@@ -67,7 +69,16 @@ class Gather:
         self.tolerant = tolerant  # a question that failed has the answer None
 
 
-Outcome = Response | Call | Gather
+class Wait:
+    """An answer that is made for several requests together: `join` takes the sink of one more."""
+
+    __slots__ = ("join",)
+
+    def __init__(self, join: Callable[[Sink], None]) -> None:
+        self.join = join
+
+
+Outcome = Response | Call | Gather | Wait
 
 
 class Sink(Protocol):

@@ -21,38 +21,46 @@ import time
 from collections.abc import Callable
 
 from topics import limits
-from topics.errors import ApiError, invalid
+from topics.errors import STATUS, ApiError, invalid
 from topics.gateway.access import AccessLog
 from topics.gateway.answers import Answers
 from topics.gateway.bodies import decode_plain
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.compression import gunzip
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
-from topics.gateway.exchange import Request, Response, error_response
+from topics.gateway.exchange import Request, Response, Wait, error_response
 from topics.gateway.guard import too_many_in_flight
+from topics.gateway.guests import TURNED_AWAY_H2, Guests
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.head import Head, Heads
 from topics.gateway.large import DIRECT_BYTES, opened
 from topics.gateway.large_append import LargeAppend
 from topics.gateway.patience import Patience, Verdict
+from topics.gateway.places import Places
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
-from topics.gateway.sender import RECEIVE_BYTES, Sender
+from topics.gateway.sender import NEVER_NS, RECEIVE_BYTES, Sender
 from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_LARGE_BODY = 64 * limits.KIB  # from here on a body is gathered apart from the buffer
+_LARGE_BODY = limits.SMALL_BODY_BYTES  # from here on a body is gathered apart from the buffer
 _RUN_BYTES = 128 * limits.KIB  # appends of one topic in one message: more is no cheaper per record
 _RUN_REQUESTS = 256
-_ROUND_NS = 20_000_000  # how long a round takes requests: some are a lot of work, and others wait
+# A round ends after 20 ms, but for the one thing that it has begun: then others get their turn. It takes requests for
+# half of that time. Handing out answers and sending them have what is left, and a quarter at least.
+_TAKE_NS = 10_000_000
+SHARE_NS = 5_000_000
 _CR = 13
 _BLANK_LINES = re.compile(rb"(?:\r\n)*")
 _Batch = tuple[int, int, bytes]  # records, their size, their data
 
 
 class HotLane:
+    # No more than 30 attributes: beyond that CPython 3.11 finds each of them more slowly, which is 3 % of a request.
+
     def __init__(
         self,
         *,
@@ -67,6 +75,8 @@ class HotLane:
         slots: Slots | None = None,
         meter: Meter | None = None,
         access: AccessLog | None = None,
+        budget: Budget | None = None,
+        places: Places | None = None,
     ) -> None:
         self.settings = settings
         self.handlers = handlers
@@ -85,11 +95,14 @@ class HotLane:
             meter=meter,
             close=self.close,
             fail=self.fail,
-            resume=lambda connection: self._understand(connection, connection.buffer),
+            resume=self._resume,
         )
+        self.budget = budget or Budget.of(settings)
+        if places is None:
+            places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+        self.guests = Guests(places, hear=self._hear, close=self.close, count=self._count_refused)
+        self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
-        self.send_dirty = self.sender.send_dirty
-        self.listen = self.sender.listen
         self.connections: dict[int, Connection] = {}
         self.unfinished: dict[Connection, None] = {}  # have sent requests that no round had time for yet
         self.requests = 0
@@ -102,10 +115,16 @@ class HotLane:
         self._hand_over = hand_over
         self.begin_round()
 
+    def send_dirty(self, until_ns: int = NEVER_NS) -> None:
+        self.sender.send_dirty(until_ns)
+
+    def listen(self, connection: Connection) -> None:
+        self.sender.listen(connection)
+
     def begin_round(self) -> None:
         """One deadline for all plain appends of a round, and one until when it takes requests."""
         self.late = False
-        self._until_ns = time.perf_counter_ns() + _ROUND_NS
+        self._until_ns = time.perf_counter_ns() + _TAKE_NS
         self.deadline_ms = time.monotonic_ns() // 1_000_000 + self._calls.timeout_ms
 
     def go_on(self) -> None:
@@ -115,10 +134,28 @@ class HotLane:
                 break
             self.unfinished.pop(connection, None)
             try:
-                self._understand(connection, connection.buffer)
+                self._resume(connection)
             except Exception as error:
                 self.fail(connection, error)
             self._look_at_clock()
+
+    def _resume(self, connection: Connection) -> None:
+        self._understand(connection, connection.buffer)
+        self.settle(connection)
+
+    def settle(self, connection: Connection) -> None:
+        """Account for what it holds now. Without room for more it is refused, and holds nothing."""
+        if connection.closed:
+            return
+        held = connection.held_bytes
+        if not self.budget.settle(connection.booked, held):
+            if connection.held:  # a stream is about to begin: there is no place for an answer behind it
+                self.close(connection)
+                return
+            self._refuse(connection, self.budget.refusal(), connection.head)
+            self.budget.give(connection.booked)
+            held = 0
+        connection.booked = held
 
     def _look_at_clock(self) -> None:
         if time.perf_counter_ns() > self._until_ns:
@@ -158,7 +195,8 @@ class HotLane:
     def give_away(self, connection: Connection) -> None:
         """Somebody else has its socket, too: it goes on there."""
         connection.closed = True
-        del self.connections[connection.fd]
+        self._forget(connection)
+        self.guests.places.give(connection.sock)
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
@@ -168,7 +206,8 @@ class HotLane:
             return
         connection.closed = connection.closing = True
         self.unfinished.pop(connection, None)
-        del self.connections[connection.fd]
+        self._forget(connection)
+        self.guests.places.give(connection.sock)
         try:
             if connection.starting is not None:
                 connection.starting.discard()
@@ -184,6 +223,13 @@ class HotLane:
         self._epoll.unregister(connection.fd)
         self.dirty.discard(connection)
         connection.sock.close()
+
+    def _forget(self, connection: Connection) -> None:
+        """It is not ours any more, and holds nothing of ours."""
+        del self.connections[connection.fd]
+        self.guests.forget(connection)
+        self.budget.give(connection.booked)
+        connection.booked = 0
 
     def fail(self, connection: Connection, error: Exception) -> None:
         """A fault in one connection ends that one alone; a socket's is none of ours."""
@@ -209,6 +255,18 @@ class HotLane:
         except Exception as error:
             self.fail(connection, error)
 
+    def _hear(self, connection: Connection) -> bool:
+        """Out of turn, a guest whose descriptor is wanted. True: it waits for nothing."""
+        self.handle(connection.fd, select.EPOLLIN)
+        if connection in self.dirty:
+            self.dirty.discard(connection)
+            try:
+                self.sender.send(connection)
+            except Exception as error:
+                self.fail(connection, error)
+        busy = connection.exchanges or connection.out or connection in self.unfinished
+        return not busy and not connection.closed
+
     def sweep(self) -> None:
         """Once a second: end connections that keep us waiting."""
         self.answers.tick()
@@ -217,6 +275,8 @@ class HotLane:
             if connection in self.unfinished:
                 continue  # it waits for us
             try:
+                if connection.booked:
+                    self.settle(connection)
                 verdict = self._patience.judge(connection, now)
                 if verdict is Verdict.CLOSE:
                     self.close(connection)
@@ -254,12 +314,17 @@ class HotLane:
             if connection.head is not None:
                 connection.progress_ns = time.monotonic_ns()  # a body may be slow; a head has one deadline
             self._understand(connection, buffered)
+            self.settle(connection)
         else:
             before, served = connection.progress_ns, self.requests
             connection.progress_ns = time.monotonic_ns()
             self._understand(connection, data)
-            if served == self.requests and not connection.buffer and connection.head is None:
-                connection.progress_ns = before  # empty lines before a request are no sign of life
+            if served == self.requests:
+                if not connection.buffer and connection.head is None:
+                    connection.progress_ns = before  # empty lines before a request are no sign of life
+                self.settle(connection)
+            elif connection.buffer or connection.booked or connection.head is not None or connection.reading:
+                self.settle(connection)
 
     def _receive_large(self, connection: Connection) -> None:
         large, head = connection.large, connection.head
@@ -278,6 +343,7 @@ class HotLane:
         if connection.missing == 0:
             connection.large = connection.head = None
             self._request(connection, head, large)
+        self.settle(connection)
 
     def _end_of_input(self, connection: Connection) -> None:
         """The client sends no more. What it asked is still answered; half a request is nothing."""
@@ -287,6 +353,7 @@ class HotLane:
         connection.closing = True
         connection.buffer = EMPTY
         connection.head = connection.chunks = connection.large = None
+        self.settle(connection)
         if not connection.exchanges and not connection.out:
             self.close(connection)
             return
@@ -377,6 +444,12 @@ class HotLane:
 
     def _begin_body(self, connection: Connection, head: Head, data: bytes | bytearray, at: int) -> bool:
         """The body is not all here yet. False: the connection is done for."""
+        refusal = self.guests.refusal(connection, head) if self._guests else None
+        if refusal is None and head.body_length > _LARGE_BODY and head.reads_body and self.budget.exhausted:
+            refusal = self.budget.refusal()
+        if refusal is not None:
+            self._refuse(connection, refusal, head)
+            return False
         connection.head = head
         connection.raw_head = bytes(data[at - connection.head_bytes : at])
         connection.body_ns = connection.progress_ns
@@ -417,8 +490,11 @@ class HotLane:
         if connection.exchanges or connection.out or at:
             self._refuse(connection, invalid("HTTP/2 starts on a fresh connection"))
             return False
+        if connection in self.guests and self.guests.refusal(connection, None) is not None:
+            self.guests.send_away(connection, TURNED_AWAY_H2)
+            return False
         connection.closed = True  # for us
-        del self.connections[connection.fd]
+        self._forget(connection)
         self._epoll.unregister(connection.fd)
         self._hand_over(connection.sock, bytes(data))
         return False
@@ -430,6 +506,9 @@ class HotLane:
         started_ns = time.perf_counter_ns()
         if started_ns > self._until_ns:
             self.late = True  # this one, and then others get their turn
+        if self._guests and (refusal := self.guests.refusal(connection, head)) is not None:
+            self._refuse(connection, refusal, head)
+            return
         slot, free = head.slot, True
         if slot:
             held = self._held
@@ -465,7 +544,7 @@ class HotLane:
             assert route is not None
             if self.handlers.draining and not route.always:
                 raise shutting_down()
-            large = None
+            large, size = None, len(body)
             if route.large and (head.gzip_body or len(body) > DIRECT_BYTES):
                 body, large = opened(body, self.settings, gzipped=head.gzip_body, most=route.most)
             elif head.gzip_body and body:
@@ -474,18 +553,17 @@ class HotLane:
             request.key = head.key
             if large is not None:
                 connection.held = exchange.holds = True
+                connection.reading = size
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
                 self._calls.slices.add(LargeAppend(self.handlers, self._calls, exchange, request, large))
                 return
             if head.headers is not None:
                 request.headers = head.headers
-            if route.streams:
-                outcome = route.handler(request)
+            outcome = route.handler(request)
+            if route.streams or outcome.__class__ is Wait:  # what follows a scrape waits with it
                 connection.held = exchange.holds = True
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
-                self._calls.submit(outcome, exchange, exchange.id)
-            else:
-                self._calls.submit(route.handler(request), exchange, exchange.id)
+            self._calls.submit(outcome, exchange, exchange.id)
         except ApiError as error:
             exchange.finish(error_response(error))
         except Exception as error:  # a bug costs one request, not the gateway
@@ -550,6 +628,10 @@ class HotLane:
                 peer=exchange.connection.peer,
                 key=exchange.slot,
             )
+
+    def _count_refused(self) -> None:
+        if self.meter is not None:
+            self.meter.count(0, STATUS["throttled"], 0)
 
     def _refuse(self, connection: Connection, error: ApiError, head: Head | None = None) -> None:
         """Answer and close: after this nothing the client sent is looked at."""

@@ -61,15 +61,16 @@ def opened(
     body: bytes | bytearray, settings: Settings, *, gzipped: bool, most: int
 ) -> tuple[bytes | bytearray, LargeBody[AppendIn] | None]:
     """The body of an append: the whole of it if it is small, or one that has to be read in slices."""
-    inflater = None
     if gzipped and body:
         inflater = Inflater(body, most=most)
-        body = inflater.more(DIRECT_BYTES)
+        inflated = inflater.more(_INFLATE_BYTES)
         if inflater.done:
-            return body, None
-    elif len(body) <= DIRECT_BYTES:
+            return inflated, None
+        # It may have to wait for its turn: packed, so that it does not fill our memory meanwhile.
+        return b"", LargeBody(b"", _decode_append, settings, inflater=Inflater(body, most=most))
+    if len(body) <= DIRECT_BYTES:
         return body, None
-    return b"", LargeBody(body, _decode_append, settings, inflater=inflater)
+    return b"", LargeBody(body, _decode_append, settings)
 
 
 def _decode_append(fields: bytes) -> AppendIn:

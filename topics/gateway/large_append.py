@@ -23,6 +23,7 @@ class Asker(Protocol):
 
     @property
     def gone(self) -> bool: ...
+    def let_go(self) -> None: ...  # of the body, which was accounted for until now
     def finish(self, value: Response) -> None: ...
     def abort(self) -> None: ...
 
@@ -49,8 +50,10 @@ class LargeAppend:
         try:
             if body.step():
                 self._body = None
+                asker.let_go()
                 self._outcome = self._handlers.append_given(self._request, body.given, size=body.size)
         except ApiError as error:
+            asker.let_go()
             asker.finish(error_response(error))
             return True
         return False

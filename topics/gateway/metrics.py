@@ -94,6 +94,13 @@ class MetricsHandlers:
         self._shards = shards
         self._queue = shards + 1
         self._linked = linked
+        # What was made of the counters page, for requests that share it: text or JSON, with and without a cut block.
+        self.page: dict[tuple[bool, bool], Any] | None = None
+
+    def options(self, request: Request) -> tuple[Any, ...]:
+        """What an answer depends on. Raises if the request asks for what there is not."""
+        prefixes = request.key.prefixes if request.key else ()
+        return _prefix(request.query.get("topic")), prefixes, _wants_json(request.headers.get(b"accept", b""))
 
     def get(self, request: Request) -> Outcome:
         prefix = _prefix(request.query.get("topic"))
@@ -132,12 +139,17 @@ class MetricsHandlers:
         return Gather([Call(shard=self._queue, op=Op.COUNT_QUEUES, head=head)], counted, tolerant=True)
 
     def _answer(self, request: Request, figures: list[TopicFigures], cut: bool) -> Response:
-        families = list(self._families(cut))
-        if _wants_json(request.headers.get(b"accept", b"")):
-            shown = _as_json(families)
-            shown |= {name: rows for name, _, rows in _topic_rows(figures)}
+        as_json = _wants_json(request.headers.get(b"accept", b""))
+        page: Any = None if self.page is None else self.page.get((as_json, cut))
+        if page is None:
+            families = list(self._families(cut))
+            page = _as_json(families) if as_json else generate_latest(_Once(families))
+            if self.page is not None:
+                self.page[as_json, cut] = page
+        if as_json:
+            shown = page | {name: rows for name, _, rows in _topic_rows(figures)}
             return Response(200, with_performance({"metrics": shown}, request.started_ns))
-        return Response(200, generate_latest(_Once(families)), _TEXT, tail=_topic_block(figures))
+        return Response(200, page, _TEXT, tail=_topic_block(figures))
 
     # --- families ---
 

@@ -28,28 +28,31 @@ from topics.actors.link import Link
 from topics.errors import RingPoisoned
 from topics.gateway import handover
 from topics.gateway.access import AccessLog
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
+from topics.gateway.door import Door
 from topics.gateway.feeds import Feeds
 from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
-from topics.gateway.hot import HotLane
+from topics.gateway.hot import SHARE_NS, HotLane
 from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.origins import Origins
+from topics.gateway.places import Places
 from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
+from topics.gateway.scrapes import Scrapes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
-from topics.shm.counters import Word
+from topics.shm.counters import State, Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
 _SLICES_NS = 10_000_000  # what a round gives to large bodies, beyond the first slice
 _UNLIMITED = 2**62
-_ACCEPTS_PER_ROUND = 64
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway
 _RETIRING_LOOK_NS = 1_000_000
@@ -97,6 +100,8 @@ class Gateway:
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._slices = self._calls.slices
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
+        budget = self._streams.budget = Budget.of(settings)
+        self._places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
         self._calls.on_unasked = self._streams.unasked
         self._calls.on_fault = self._fault
         for peer, link in context.links.items():
@@ -128,7 +133,8 @@ class Gateway:
             usage=context.usage,
             data_dir=settings.data_dir,
         )
-        routes = Routes(self._handlers, watches, routers, queues, metrics)
+        self._scrapes = Scrapes(metrics, self._calls)
+        routes = Routes(self._handlers, watches, routers, queues, self._scrapes)
         metrics.labels = routes.labels
         guard = Guard(settings.api_keys, probes=settings.probe_auth)
         slots = None
@@ -149,6 +155,8 @@ class Gateway:
             slots=slots,
             meter=meter,
             access=self._access,
+            budget=budget,
+            places=self._places,
         )
         processes = len(context.board.rows())
         self._idle = Idle(
@@ -176,6 +184,8 @@ class Gateway:
             slots=slots,
             meter=meter,
             access=self._access,
+            budget=budget,
+            places=self._places,
         )
         self._hot.on_late = context.beat
         self._streams.publish = self._hot.add_plain
@@ -184,6 +194,17 @@ class Gateway:
         assert context.listener is not None
         self._listener = context.listener
         self._listener.setblocking(False)
+        self._others = [
+            row for row in context.board.rows() if row.name.startswith("gateway-") and row.name != context.row.name
+        ]
+        self._door = Door(
+            self._listener,
+            self._hot,
+            self._places,
+            most=settings.max_connections,
+            log=context.log,
+            leave_to_others=self._others_have_room,
+        )
         self._refused_before = context.row[Word.RING_FULL]  # by processes before this one
         self._accepting = False
         self._stop_by_ns = 0
@@ -221,7 +242,8 @@ class Gateway:
             for _ in range(_GATHER):
                 for fd, event in events:
                     if fd == listener_fd:
-                        self._accept()
+                        if not self._door.accept():
+                            self._set_accepting(False)
                     else:
                         hot.handle(fd, event)
                 # What arrived meanwhile joins this round: larger rounds, fewer wake-ups of the shards.
@@ -230,12 +252,12 @@ class Gateway:
             hot.send_runs()
             calls.flush()
             try:
-                calls.drain()
+                calls.drain(time.perf_counter_ns() + SHARE_NS)
             except RingPoisoned as error:
                 self._context.log.error("ring poisoned", reason=str(error))
                 raise
             if hot.dirty:
-                hot.send_dirty()
+                hot.send_dirty(time.perf_counter_ns() + SHARE_NS)
                 hot.send_runs()  # an answer that went out may have let more requests in
                 calls.flush()
             if self._slices:
@@ -256,17 +278,18 @@ class Gateway:
                 self._sweep(now)
         if self._bequest is not None:
             await self._leave(self._bequest)
+        self._door.close()
         idle.close()
 
     def _has_work(self) -> bool:
-        return bool(self._hot.unfinished or self._slices) or self._calls.has_answers()
+        return bool(self._hot.unfinished or self._hot.dirty or self._slices) or self._calls.has_answers()
 
     def _next_due_ns(self) -> int | None:
         """A gateway without connections need not sweep."""
         if self._bequest is not None:
             return time.monotonic_ns() + _RETIRING_LOOK_NS
         calm = self._accepting and not self._hot.connections and not len(self._streams)
-        calm = calm and not self._calls.holding.busy
+        calm = calm and not self._calls.holding.busy and not self._scrapes.waiting
         if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
             return None
         waits = (
@@ -274,6 +297,7 @@ class Gateway:
             self._calls.parking.next_due_ns,
             self._calls.holding.next_due_ns,
             self._governor.next_tick_ns,
+            self._scrapes.next_due_ns,
         )
         soonest = min([self._sweep_ns, *(due for due in waits if due is not None)])
         return min(soonest, self._stop_from_ns) if self._stop_from_ns > time.monotonic_ns() else soonest
@@ -287,12 +311,13 @@ class Gateway:
             self._context.log.info("pressure", step=governor.level.name.lower(), pressure=round(governor.pressure, 2))
         pressure.look()
         self._calls.release(now_ns)
+        self._scrapes.step()
 
     def _flush(self) -> None:
         """What was asked outside of a round goes out now."""
         self._hot.send_runs()
         self._calls.flush()
-        if len(self._calls.parking) or self._slices:
+        if len(self._calls.parking) or self._slices or self._scrapes.waiting:
             self._context.bell.ring_always()  # the loop may sleep for longer than these should wait
 
     def _sweep(self, now: int) -> None:
@@ -300,7 +325,8 @@ class Gateway:
         self._streams.sweep(now)
         self._hot.sweep()
         self._calls.flush()
-        self._set_accepting(not self._stop_by_ns and len(self._hot.connections) < limits.MAX_CONNECTIONS)
+        self._door.sweep()
+        self._set_accepting(not self._stop_by_ns and not self._door.is_full)
         words = self._context.row.words
         words[Word.STREAMS] = len(self._streams)
         words[Word.FEEDS] = len(self._feeds)
@@ -309,22 +335,9 @@ class Gateway:
         words[Word.REQUESTS] = self._hot.requests + self.cold.requests
         words[Word.RING_FULL] = self._refused_before + self._calls.refused
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_ROUND):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue  # the client is gone already
-            except OSError as error:  # out of descriptors: the next sweep tries again, or we would turn in circles
-                self._context.log.warning("accept failed", reason=str(error))
-                self._set_accepting(False)
-                return
-            self._hot.adopt(sock)
-            if len(self._hot.connections) >= limits.MAX_CONNECTIONS:
-                self._set_accepting(False)
-                return
+    def _others_have_room(self) -> bool:
+        """All gateways listen to the same socket: what finds no place here finds one there."""
+        return any([row.state is State.READY and row[Word.CONNECTIONS] < self._places.most for row in self._others])
 
     # --- callbacks ---
 
@@ -372,6 +385,10 @@ class Gateway:
 
     def adopt(self, sock: socket.socket, received: bytes) -> None:
         """A connection that our predecessor has passed on."""
+        try:
+            self._places.take(sock, sock.getpeername()[0], always=True)
+        except OSError:
+            pass  # it has left, and is closed when that is noticed
         self._hot.adopt(sock, received)
         self._context.bell.ring_always()
 
@@ -380,6 +397,7 @@ class Gateway:
         self._hot.retire()
         self.cold.retire()
         self._calls.answer_polls()
+        self._scrapes.hurry()
         self._streams.end_all()
         self._hot.send_runs()
         self._calls.flush()
@@ -421,6 +439,7 @@ class Gateway:
             return
         self._handlers.draining = True
         self._calls.end_polls(shutting_down())
+        self._scrapes.hurry()
         self._streams.end_all()
         self._calls.flush()
         self._hot.send_dirty()

@@ -18,6 +18,7 @@ from topics.gateway.handlers import Handlers
 from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.queues import QueueHandlers
 from topics.gateway.routers import RouterHandlers
+from topics.gateway.scrapes import Scrapes
 from topics.gateway.watches import Watches
 from topics.keys import Scope
 from topics.shm.usage import ROUTES
@@ -73,7 +74,7 @@ class Routes:
         watches: Watches,
         routers: RouterHandlers,
         queues: QueueHandlers,
-        metrics: MetricsHandlers,
+        metrics: MetricsHandlers | Scrapes,
     ) -> None:
         self._shards = handlers.shards
         self.append: Handler = handlers.append

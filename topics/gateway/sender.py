@@ -20,6 +20,7 @@ from topics.shm.usage import Meter, Slots
 
 RECEIVE_BYTES = 256 * limits.KIB
 _SEND_BYTES = 1 * limits.MIB  # answers in one send, or waiting to be: those behind them wait where they are
+NEVER_NS = 2**63
 
 
 class Sender:
@@ -51,16 +52,21 @@ class Sender:
         """They belong to another process now."""
         self._slots = self._meter = None
 
-    def send_dirty(self) -> None:
-        """Send to every connection that has something new, once."""
+    def send_dirty(self, until_ns: int = NEVER_NS) -> None:
+        """Send to every connection that has something new, once; at `until_ns` (perf_counter_ns) the rest stays for the
+        next call."""
         if self._meter is not None and self._meter.plain_us:
             self._meter.flush()
+        sent = 0
         while self.dirty:
             connection = self.dirty.pop()
             try:
                 self.send(connection)
             except Exception as error:
                 self._fail(connection, error)
+            sent += 1
+            if not sent & 7 and time.perf_counter_ns() > until_ns:
+                break
 
     def send(self, connection: Connection) -> None:
         if connection.stream is not None:

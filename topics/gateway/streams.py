@@ -19,6 +19,7 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
 from topics.gateway.plain import PlainEntry, PlainRoute
@@ -69,6 +70,7 @@ class Streams:
         self.publish: Callable[[PlainRoute, PlainEntry, int, bytes], None] = _nowhere
         self.send_runs: Callable[[], None] = lambda: None  # pass on what was published so far
         self.works = Works(calls)
+        self.budget = Budget.of(settings)  # of request bytes in memory
         self._open: dict[int, Stream] = {}
         self._sessions: OrderedDict[str, Remembered] = OrderedDict()
         self._due: list[tuple[int, int]] = []  # when, and the number of a stream that may be gone by then

@@ -62,8 +62,11 @@ class Socket:
         self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
         self._fragments: bytearray | None = None  # of a message that goes on
         self._cursors: dict[str, Cursor] = {}
-        self._held: deque[bytes] = deque()  # commands behind one that is not complete: a subscribe, a large publish
+        self._held: deque[bytes] = deque()  # commands behind one that is not complete: a subscribe, a large publish ...
+        self._held_bytes = 0  # ... and their size
+        self._booked = 0  # what the budget knows of the bytes that we hold
         self._busy = False
+        self._reading = 0  # bytes of a large publish that is read in slices
         self._catching_up = False
         self._in_flight = 0
         self._paused = False
@@ -122,7 +125,24 @@ class Socket:
             if isinstance(event, Frame):
                 self._take_frame(event, protocol)
         self._send_protocol()
+        self._settle()
         self._watch_pace()
+
+    def _settle(self) -> None:
+        """Account for what we hold: messages that have not come whole, or wait for a subscribe."""
+        if self._over:
+            return
+        fragments = self._fragments
+        held = len(self._protocol.reader.buffer) + self._held_bytes + self._reading
+        held += 0 if fragments is None else len(fragments)
+        budget = self._streams.budget
+        if held == self._booked:
+            return
+        if budget.settle(self._booked, held):
+            self._booked = held
+        else:
+            self._tell_error(None, budget.refusal())
+            self._close(CloseCode.TRY_AGAIN_LATER, "too many bytes of requests")
 
     def received_end(self) -> None:
         self.outlet.abort()
@@ -157,6 +177,8 @@ class Socket:
             cursor.close()
         self._cursors.clear()
         self._held.clear()
+        self._streams.budget.give(self._booked)
+        self._booked = 0
 
     # --- the registry says ---
 
@@ -266,10 +288,12 @@ class Socket:
     def _take_text(self, text: bytes) -> None:
         if self._busy:
             self._held.append(text)
+            self._held_bytes += len(text)
             return
         settings = self._streams.settings
         if len(text) > DIRECT_BYTES:
             self._busy = True
+            self._reading = len(text)
             decode = partial(decode_publish, most=settings.control_body_bytes)
             self._streams.calls.slices.add(_LargePublish(self, LargeBody(text, decode, settings)))
             return
@@ -398,6 +422,7 @@ class Socket:
     def read_publish(self, body: LargeBody[Publish], error: ApiError | None) -> None:
         """A large publish is decoded, or refused."""
         self._busy = False
+        self._reading = 0
         if self._over:
             return
         try:
@@ -414,8 +439,11 @@ class Socket:
             return  # it was complete at once: the loop below goes on
         self._catching_up = True
         while self._held and not self._busy:
-            self._take_text(self._held.popleft())
+            text = self._held.popleft()
+            self._held_bytes -= len(text)
+            self._take_text(text)
         self._catching_up = False
+        self._settle()
         self._watch_pace()
 
     # --- telling ---

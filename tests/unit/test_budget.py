@@ -1,0 +1,282 @@
+"""The budget of request bytes: what is refused, what passes, and that nothing of it is ever lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from delivery import Answer, House, Pipe, WsClient, parse_answer
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.frames import CloseCode
+
+from topics import limits
+from topics.gateway.budget import Budget
+from topics.settings import Settings
+
+KIB = limits.KIB
+MOST = 400 * KIB
+SMALL = limits.SMALL_BODY_BYTES
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, max_body_bytes=200 * KIB, max_buffered_bytes=MOST, ring_bytes=1 << 20)
+    yield house
+    house.crash()
+
+
+def held(house: House) -> int:
+    return house.gateways[0].lane.budget.held
+
+
+def connect(house: House, *parts: bytes) -> Pipe:
+    pipe = Pipe()
+    house.gateways[0].adopt(pipe)
+    say(house, pipe, *parts)
+    return pipe
+
+
+def say(house: House, pipe: Pipe, *parts: bytes) -> None:
+    for part in parts:
+        pipe.inbox += part
+        house.settle()
+
+
+def head(size: int | None, *, more: str = "") -> bytes:
+    framing = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
+    return (
+        f"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}{framing}\r\n\r\n"
+    ).encode()
+
+
+def body_of(size: int) -> bytes:
+    body = b'{"records":[{"data":"%b"}]}'
+    return body % (b"x" * (size - len(body) + 2))
+
+
+def answer(pipe: Pipe) -> Answer | None:
+    return parse_answer(bytes(pipe.took))
+
+
+def status(pipe: Pipe) -> int:
+    found = answer(pipe)
+    return 0 if found is None else found.status
+
+
+def fill(house: House) -> list[Pipe]:
+    """Bodies that don't come to their end, until there is no room for one more."""
+    pipes = [connect(house, head(150 * KIB), b"x" * (148 * KIB)) for _ in range(2)]
+    assert held(house) == 2 * 148 * KIB
+    pipes.append(connect(house, head(150 * KIB), b"x" * 4 * KIB))
+    assert house.gateways[0].lane.budget.exhausted
+    return pipes
+
+
+# --- the sum ---
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 120_000)), max_size=60))
+def test_holders_never_have_more_than_there_is(steps: list[tuple[int, int]]) -> None:
+    budget = Budget(500_000)
+    holds = [0] * 10
+    for who, now in steps:
+        before = budget.held
+        if budget.settle(holds[who], now):
+            holds[who] = now
+        else:
+            assert now > holds[who]
+            assert budget.held == before
+        assert budget.held == sum(holds) <= budget.most
+        large = sum(size for size in holds if size > SMALL)
+        assert large <= 375_000, "a quarter is for small ones"
+    for size in holds:
+        budget.give(size)
+    assert budget.held == 0
+
+
+def test_a_body_of_the_largest_size_always_fits() -> None:
+    settings = Settings(max_body_bytes=1_000_000, max_buffered_bytes=10)
+    assert Budget.of(settings).take(1_000_000)
+
+
+# --- HTTP/1.1 ---
+
+
+def test_a_large_body_finds_no_room(house: House) -> None:
+    fill(house)
+    pipe = connect(house, head(150 * KIB))
+    refused = answer(pipe)
+    assert refused is not None
+    assert (refused.status, refused.headers["connection"], refused.headers["retry-after"]) == (429, "close", "1")
+    assert refused.json["error"]["code"] == "throttled"
+    assert refused.json["error"]["detail"] == {"limit": "max_buffered_bytes", "max": MOST}
+    assert pipe.shut
+
+
+def test_one_that_waits_for_100_continue_is_refused_before_that(house: House) -> None:
+    fill(house)
+    pipe = connect(house, head(150 * KIB, more="Expect: 100-continue\r\n"))
+    assert status(pipe) == 429
+
+
+def test_one_that_grows_beyond_it_is_refused_and_its_bytes_are_free(house: House) -> None:
+    first, second, third = fill(house)
+    before = held(house)
+    say(house, third, b"x" * 100 * KIB)
+    assert status(third) == 429
+    assert held(house) == before - 4 * KIB
+    say(house, first, b"x" * 2 * KIB)
+    assert status(first) == 400, "it came whole, and is no JSON"
+    assert held(house) == 148 * KIB
+    second.reset = True
+    house.settle()
+    assert held(house) == 0
+
+
+def test_a_chunked_body_that_grows_is_refused(house: House) -> None:
+    fill(house)
+    pipe = connect(house, head(None), *[b"4000\r\n%b\r\n" % (b"x" * 0x4000)] * 5)
+    assert status(pipe) == 429
+
+
+def test_small_requests_pass(house: House) -> None:
+    """Whole ones in any case, others up to the quarter that is theirs."""
+    fill(house)
+    whole = body_of(60 * KIB)
+    assert status(connect(house, head(len(whole)) + whole)) == 201
+    assert status(connect(house, head(len(whole)), whole[:1_000], whole[1_000:])) == 200
+    small = b'{"records":[{"data":1}]}'
+    assert status(connect(house, head(None), b"%x\r\n%b\r\n0\r\n\r\n" % (len(small), small))) == 200
+    crowd = [connect(house, head(SMALL), b"x" * (SMALL - 1)) for _ in range(3)]
+    assert [status(pipe) for pipe in crowd] == [0, 429, 429]
+    assert held(house) <= MOST
+    assert status(connect(house, head(len(whole)) + whole)) == 200
+    assert status(connect(house, head(len(small)), small)) == 200
+
+
+def test_bodies_that_nobody_reads_count_for_nothing(house: House) -> None:
+    fill(house)
+    before = held(house)
+    pipe = connect(house, head(150 * KIB).replace(b"/v0/topics/t", b"/v0/nothing!"), b"x" * 140 * KIB)
+    assert (status(pipe), held(house)) == (0, before)
+    say(house, pipe, b"x" * 10 * KIB)
+    assert status(pipe) == 404
+
+
+def test_a_client_that_is_too_slow_gives_back_what_it_held(house: House) -> None:
+    [first, *_] = fill(house)
+    before = held(house)
+    lane = house.gateways[0].lane
+    lane.connections[first.fileno()].progress_ns -= 60_000_000_000
+    lane.sweep()
+    house.settle()
+    assert status(first) == 408
+    lane.sweep()
+    assert held(house) == before - 148 * KIB
+
+
+PIECES = [
+    b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Ty",
+    head(150 * KIB) + b"x" * 100,
+    head(20 * KIB) + b"x" * 100,
+    head(None) + b"5\r\nhel",
+    head(None),
+    b"8000\r\n" + b"x" * 0x8000 + b"\r\n",
+    b"0\r\n\r\n",
+    b"x" * 50 * KIB,
+    b"x" * 200 * KIB,
+    b"\r\n",
+    b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3,
+    b"GET /v0/topics/t HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40,
+    head(24) + b'{"records":[{"data":1}]}',
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> None:
+    chosen = random.Random(seed)
+    lane = house.gateways[0].lane
+    pipes: list[Pipe] = []
+    for _ in range(150):
+        pipes = [pipe for pipe in pipes if not pipe.closed]
+        if not pipes or chosen.random() < 0.2:
+            pipes.append(Pipe())
+            house.gateways[0].adopt(pipes[-1])
+        pipe = chosen.choice(pipes)
+        if chosen.random() < 0.85:
+            pipe.inbox += chosen.choice(PIECES)
+        elif chosen.random() < 0.5:
+            pipe.ended = True
+        else:
+            pipe.reset = True
+        if chosen.random() < 0.1:
+            lane.late = True
+        house.settle()
+        assert held(house) == sum(connection.booked for connection in lane.connections.values()) <= MOST
+        for connection in lane.connections.values():
+            assert connection.booked == connection.held_bytes
+    for pipe in pipes:
+        pipe.reset = True
+    house.settle()
+    lane.sweep()
+    assert not lane.connections
+    assert held(house) == 0
+    assert len(lane.guests.places) == len(lane.guests) == 0
+
+
+# --- WebSocket ---
+
+
+def half_a_message(client: WsClient, size: int) -> None:
+    """A frame that says how long it is, and its beginning."""
+    client.pipe.inbox += b"\x81\xff" + (2 * size).to_bytes(8, "big") + b"\0\0\0\0" + b"x" * size
+
+
+def test_a_message_that_is_not_whole_is_counted(house: House) -> None:
+    client = WsClient(house.gateways[0])
+    house.settle()
+    half_a_message(client, 90 * KIB)
+    house.settle()
+    assert 90 * KIB <= held(house) < 91 * KIB
+    client.pipe.reset = True
+    house.settle()
+    assert held(house) == 0
+
+
+def test_fragments_are_counted_until_they_are_whole(house: House) -> None:
+    client = WsClient(house.gateways[0])
+    house.settle()
+    client.protocol.send_text(b'{"op":"ping"' + b" " * 90 * KIB, fin=False)
+    client.pass_on()
+    house.settle()
+    assert 90 * KIB <= held(house) < 91 * KIB
+    client.protocol.send_continuation(b"}", fin=True)
+    client.pass_on()
+    house.settle()
+    assert [one["op"] for one in client.read()] == ["pong"]
+    assert held(house) == 0
+
+
+def test_a_message_without_room_is_answered_with_an_error_and_closed(house: House) -> None:
+    clients = [WsClient(house.gateways[0]) for _ in range(4)]
+    house.settle()
+    for client in clients[:3]:
+        half_a_message(client, 95 * KIB)
+    house.settle()
+    said = []
+    half_a_message(clients[3], 95 * KIB)
+    house.settle()
+    said = clients[3].read()
+    assert [(one["op"], one["code"], one["detail"]["limit"]) for one in said] == [
+        ("error", "throttled", "max_buffered_bytes")
+    ]
+    assert clients[3].close_code == CloseCode.TRY_AGAIN_LATER
+    assert 3 * 95 * KIB <= held(house) < 3 * 96 * KIB
+    for client in clients:
+        client.pipe.reset = True
+    house.settle()
+    house.gateways[0].lane.sweep()
+    assert held(house) == 0

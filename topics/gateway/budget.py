@@ -1,0 +1,49 @@
+"""Request bytes in the memory of one gateway: bodies that have not come whole, and requests that wait to be read.
+
+One sum over all connections of both lanes and all WebSockets. Each holder settles what it holds now against what it
+held when it settled last, so an account can't drift; a holder that ends settles to nothing. Rules: a holder of no more
+than SMALL_BODY_BYTES may use all of it; the others leave a quarter, so that large bodies can't keep out small requests.
+A request that comes whole with one read is never held, and never refused for this.
+"""
+
+from __future__ import annotations
+
+from topics import limits
+from topics.errors import ApiError, throttled_by
+from topics.settings import Settings
+
+
+class Budget:
+    __slots__ = ("_large", "held", "most")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self._large = most - most // 4
+
+    @classmethod
+    def of(cls, settings: Settings) -> Budget:
+        """Never so small that a body of the largest size is always refused."""
+        return cls(max(settings.max_buffered_bytes, 2 * settings.max_body_bytes))
+
+    @property
+    def exhausted(self) -> bool:
+        """There is no room for another large body."""
+        return self.held >= self._large
+
+    def settle(self, before: int, now: int) -> bool:
+        """A holder of `before` bytes holds `now`. False: there is no room, and it is still booked with `before`."""
+        grown = now - before
+        if grown > 0 and self.held + grown > (self.most if now <= limits.SMALL_BODY_BYTES else self._large):
+            return False
+        self.held += grown
+        return True
+
+    def take(self, size: int) -> bool:
+        return self.settle(0, size)
+
+    def give(self, size: int) -> None:
+        self.held -= size
+
+    def refusal(self) -> ApiError:
+        return throttled_by("max_buffered_bytes", self.most, "send the request again later", whose="the gateway")
