@@ -54,7 +54,7 @@ class Door:
         self._own = _count_open_files()  # descriptors that are no connections
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._set_most()
-        if places.most < most:
+        if places.most < most // 2:
             log.warning("few open files", limit=_open_files(), connections=places.most)
 
     def _set_most(self) -> None:

@@ -276,6 +276,7 @@ class Gateway:
             if now >= self._sweep_ns:
                 self._sweep_ns = now + _SWEEP_NS
                 self._sweep(now)
+        hot.send_dirty()  # what the last round had no time for
         if self._bequest is not None:
             await self._leave(self._bequest)
         self._door.close()

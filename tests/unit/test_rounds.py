@@ -1,0 +1,80 @@
+"""A round of the hot lane ends in time: what is left comes first in the next one, and nothing is lost."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+
+import pytest
+from delivery import House, Pipe
+
+from topics.gateway.exchange import Request, Response, Sink, Wait
+from topics.gateway.routes import Route
+
+HEALTH = b"GET /v0/health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_what_is_not_sent_in_time_is_sent_in_the_next_round(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    lane = house.gateways[0].lane
+    pipes = [Pipe() for _ in range(30)]
+    for pipe in pipes:
+        pipe.inbox += HEALTH
+        house.gateways[0].adopt(pipe)
+        lane.handle(pipe.fileno(), select.EPOLLIN)
+    assert len(lane.dirty) == 30
+    rounds = 0
+    while lane.dirty:
+        before = len(lane.dirty)
+        lane.send_dirty(0)
+        assert 1 <= before - len(lane.dirty) <= 8
+        rounds += 1
+    assert rounds == 4
+    assert all(pipe.took.count(b"HTTP/1.1 200") == 1 for pipe in pipes)
+    house.crash()
+
+
+def test_requests_behind_answers_obey_the_round_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that go out let more requests in, which are answered at once, and so on: not in one round."""
+    house = House(tmp_path)
+    [gateway] = house.gateways
+    pipe = Pipe()
+    pipe.inbox += HEALTH * 200
+    gateway.adopt(pipe)
+    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    rounds = 0
+    while (answered := pipe.took.count(b"HTTP/1.1 200")) < 200:
+        gateway.round()
+        assert 1 <= pipe.took.count(b"HTTP/1.1 200") - answered <= 2
+        rounds += 1
+    assert rounds >= 100
+    house.crash()
+
+
+def test_what_follows_a_scrape_waits_with_it(tmp_path: Path) -> None:
+    """One connection has one scrape under way, however many it has sent."""
+    house = House(tmp_path)
+    [gateway] = house.gateways
+    waiting: list[Sink] = []
+
+    def scrape(request: Request) -> Wait:
+        return Wait(waiting.append)
+
+    find = gateway.lane._heads._routes.find
+
+    def found(method: str, target: str) -> Route:
+        route = find(method, target)
+        return route._replace(handler=scrape) if target == "/v0/metrics" else route
+
+    gateway.lane._heads._routes.find = found  # type: ignore[method-assign]
+    pipe = Pipe()
+    pipe.inbox += b"GET /v0/metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + HEALTH
+    gateway.adopt(pipe)
+    for number in range(1, 4):
+        house.settle()
+        assert len(waiting) == number
+        waiting[-1].finish(Response(200, b"{}"))
+        gateway.lane.send_dirty()
+    house.settle()
+    assert pipe.took.count(b"HTTP/1.1 200") == 4
+    house.crash()
