@@ -11,7 +11,7 @@ from delivery import House, Pipe
 from topics.gateway.exchange import Request, Response, Sink, Wait
 from topics.gateway.routes import Route
 
-HEALTH = b"GET /v0/health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def test_what_is_not_sent_in_time_is_sent_in_the_next_round(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_follows_a_scrape_waits_with_it(tmp_path: Path) -> None:
 
     gateway.lane._heads._routes.find = found  # type: ignore[method-assign]
     pipe = Pipe()
-    pipe.inbox += b"GET /v0/metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + HEALTH
+    pipe.inbox += b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3 + HEALTH
     gateway.adopt(pipe)
     for number in range(1, 4):
         house.settle()
