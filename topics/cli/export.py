@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from topics.actors.datadir import new_file
 from topics.cli import reach
 from topics.cli.completion import topic_names
 from topics.cli.exported import End, Gap, RecordLines, end_line, gap_line, head_line
@@ -82,7 +83,7 @@ def _opened(path: str | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     unfinished = f"{path}.tmp"
-    file = open(unfinished, "wb")  # noqa: SIM115
+    file = new_file(unfinished)
     try:
         with file:
             yield file
