@@ -33,6 +33,7 @@ from topics.cli.snapshotlinks import (
     remove_links,
     unlink_in,
 )
+from topics.cli.terminal import cell, say
 from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.holdings import Holding, holdings
@@ -106,9 +107,9 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
     except OSError as exc:
         fail(f"can't make the snapshot: {exc.filename or place}: {exc.strerror}")
     if as_json:
-        click.echo(msgspec.json.encode(made))
+        say(msgspec.json.encode(made))
     else:
-        click.echo(
+        say(
             f"{os.path.join(place, name)}: {made.records:,} records of {made.topics:,} topics, "
             f"{made.linked_files:,} files linked, {made.copied_bytes / 2**20:.1f} MiB copied"
         )
@@ -129,10 +130,10 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
     with failures_told():
         found = listed(place)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        say(msgspec.json.encode(found))
         return
     if not found:
-        click.echo(f"no snapshots in {place}; make one with `topics snapshot create`")
+        say(f"no snapshots in {place}; make one with `topics snapshot create`")
         return
     from rich.console import Console
     from rich.table import Table
@@ -145,7 +146,7 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
     for each in found:
         made = datetime.fromtimestamp(each.snapshot.created_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         own = f"{each.own_bytes / 2**20:.1f} MiB"
-        table.add_row(each.snapshot.name, made, f"{each.snapshot.topics:,}", f"{each.snapshot.records:,}", own)
+        table.add_row(cell(each.snapshot.name), made, f"{each.snapshot.topics:,}", f"{each.snapshot.records:,}", own)
     Console().print(table)
 
 
@@ -165,7 +166,7 @@ def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
         found = [_Removal.planned(source, place, name) for name in dict.fromkeys(names)]  # all of them, or none
         for each in found:
             each.run()
-            click.echo(f"removed {each.name}")
+            say(f"removed {each.name}")
 
 
 class _Removal(msgspec.Struct, frozen=True):
