@@ -186,6 +186,89 @@ def test_the_metadata_are_those_of_pyproject() -> None:
     assert required == {name_of(requirement) for group in groups for requirement in group}
 
 
+# --- what it is called ---------------------------------------------------------------------------------
+
+OLD = "topics"  # on PyPI another project's; ours is called topicsd
+OLD_FORMS = [
+    rf"\b(?:pip[x3]?|uvx?)\b(?: +[\w-]+)* +(?:install|add|run|upgrade)\b[^\n`&;|#]*?(?<![\w./@-]){OLD}(?![\w.-])",
+    rf"(?<![\w./]){OLD}\[(?:spark|dev)\b",
+    rf"(?<![\w./]){OLD}(?:==|>=|~=|<)\d",
+    rf"\b(?:version|metadata|distribution|requires|files|require|get_distribution)\(\s*['\"]{OLD}['\"]",
+    rf"pypi\.org/\w+/{OLD}\b",
+]
+HISTORY = {"CHANGELOG.md"}  # what was so when it was written
+
+
+def named_by_the_old_name(text: str) -> list[str]:
+    return [found[0] for form in OLD_FORMS for found in re.finditer(form, text)]
+
+
+def texts() -> Iterator[Path]:
+    """Every file of the repository that people or programs read."""
+    for name in ("topics", "spark_pipeline", "pyspark_topics", "tests", "docs", "deploy", ".github", ".ci"):
+        yield from (path for path in sorted((ROOT / name).rglob("*")) if "__pycache__" not in path.parts)
+    yield from (path for path in sorted(ROOT.iterdir()) if path.name not in HISTORY)
+
+
+def test_nothing_is_installed_or_looked_up_under_the_old_name() -> None:
+    assert project()["project"]["name"] == "topicsd"
+    found = []
+    for path in texts():
+        if path.is_file() and path.name != Path(__file__).name:
+            try:
+                text = path.read_text()
+            except UnicodeDecodeError:
+                continue
+            found += [f"{path.relative_to(ROOT)}: {form}" for form in named_by_the_old_name(text)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install topics",
+        "/opt/topics/bin/pip install --upgrade topics",
+        "pip install -U 'topics'",
+        "pipx install topics",
+        "pipx upgrade topics",
+        "uv pip install topics",
+        "uv tool install topics",
+        "uvx run topics",
+        "uv add topics",
+        "python3 -m pip install topics",
+        "an image with `topics[spark]`",
+        "pip install 'topics[spark]'",
+        'metadata.version("topics")',
+        "version('topics')",
+        'importlib.metadata.distribution("topics")',
+        "topics>=0.1",
+        "topics==0.1.0",
+        "https://pypi.org/project/topics/",
+    ],
+)
+def test_the_old_form_is_noticed(text: str) -> None:
+    assert named_by_the_old_name(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/opt/topics/bin/pip install 'topicsd[spark]'",
+        "pip install topicsd && topics serve",
+        "pip install -e '.[dev]'",
+        "pip install ./topics",
+        "(`pip install 'topicsd[spark]'` on every node); `topics report` ships it",
+        "pip uninstall topics",
+        "apt install redis-server",
+        "self.topics[name]",
+        "topics[0]",
+        'metadata.version("topicsd")',
+    ],
+)
+def test_the_new_form_is_not(text: str) -> None:
+    assert not named_by_the_old_name(text)
+
+
 def test_the_classifiers_say_what_is_so() -> None:
     stated = project()["project"]
     assert len(stated["classifiers"]) == len(set(stated["classifiers"]))
