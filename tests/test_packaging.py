@@ -172,7 +172,8 @@ DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_exit"}  # of the stan
 def requirement_of(name: str) -> str:
     stated = project()["project"]
     groups = [stated["dependencies"], *stated["optional-dependencies"].values()]
-    return next(requirement for group in groups for requirement in group if name_of(requirement) == name)
+    (found,) = [str(requirement) for group in groups for requirement in group if name_of(requirement) == name]
+    return found
 
 
 def private_names_of_others(paths: list[Path], root: Path) -> dict[str, set[str]]:

@@ -40,10 +40,10 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 def modes(root: Path) -> tuple[set[int], set[int]]:
     """Of folders and of files below."""
-    folders, files = set(), set()
+    found: dict[bool, set[int]] = {True: set(), False: set()}
     for path in root.rglob("*"):
-        (folders if path.is_dir() else files).add(path.stat().st_mode & 0o777)
-    return folders, files
+        found[path.is_dir()].add(path.stat().st_mode & 0o777)
+    return found[True], found[False]
 
 
 def place(tmp_path: Path, mode: int) -> Path:
