@@ -33,6 +33,7 @@ DOCS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "deploy/README.md",
     ROOT / "spark_pipeline/README.md",
     *sorted((ROOT / "docs").glob("*.md")),

@@ -152,6 +152,75 @@ def test_nothing_is_declared_twice() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+# --- insides of packages -------------------------------------------------------------------------------
+
+# What relies on something that a package does not document: its next version may have changed it, so that a version
+# which is not known to work is not installed.
+INSIDES = {
+    "hypercorn": "topics/gateway/h2.py",  # overrides methods of its protocol
+    "h2": "topics/gateway/h2.py",  # wraps its table of frames
+    "hyperframe": "topics/gateway/h2.py",
+    "priority": "topics/gateway/h2.py",
+    "quart": "topics/gateway/cold.py",  # quart-trio imports what newer ones lack
+    "quart-trio": "topics/gateway/cold.py",
+    "websockets": "topics/gateway/websocket.py",  # looks at its parser
+    "pyspark": "spark_pipeline/source.py",
+}
+DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_exit"}  # of the standard library, in spite of their names
+
+
+def requirement_of(name: str) -> str:
+    stated = project()["project"]
+    groups = [stated["dependencies"], *stated["optional-dependencies"].values()]
+    (found,) = [str(requirement) for group in groups for requirement in group if name_of(requirement) == name]
+    return found
+
+
+def private_names_of_others(paths: list[Path], root: Path) -> dict[str, set[str]]:
+    """By file, private names that are used there and that none of the files defines, and private modules."""
+    used: dict[str, set[str]] = {}
+    own, known = set(DOCUMENTED), {"", *TREES, *sys.stdlib_module_names}
+    for path in paths:
+        file = path.relative_to(root).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(), filename=file)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                used.setdefault(file, set()).add(node.attr)
+            elif isinstance(node, ast.Attribute):
+                own.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.ImportFrom) and (module := node.module or "").partition(".")[0] not in known:
+                used.setdefault(file, set()).update([*module.split("."), *(each.name for each in node.names)])
+    private = re.compile(r"_[a-zA-Z]\w*")
+    found = {file: {name for name in names if private.fullmatch(name)} - own for file, names in used.items()}
+    return {file: names for file, names in found.items() if names}
+
+
+def test_what_is_not_documented_has_an_upper_bound() -> None:
+    unbounded = [name for name in INSIDES if not re.search(r"<=?\s*\d", requirement_of(name))]
+    assert not unbounded, "tests/test_packaging.py says who looks into them"
+    for name, file in INSIDES.items():
+        modules = {module for module, _ in imports(ROOT / file)}
+        assert name in {distribution_of(module) for module in modules}, f"{file} does not import {name} any more"
+
+
+def test_private_names_of_packages_are_used_where_it_is_known() -> None:
+    """Whoever looks into another package names the file above, and the package gets an upper bound."""
+    paths = [path for tree in PACKAGES for path in sorted((ROOT / tree).rglob("*.py"))]
+    found = private_names_of_others(paths, ROOT)
+    assert set(found) <= set(INSIDES.values()), found
+    assert found["topics/gateway/h2.py"] >= {"_frame_dispatch_table", "_headers_buffer"}
+
+
+def test_private_names_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class A:\n    def _b(self):\n        self._c = other._b()._replace(d=1)\n")
+    (tmp_path / "e.py").write_text("from click._compat import x\nfrom rich import _y\nthing._z()\nthing._c\n")
+    found = private_names_of_others([tmp_path / "a.py", tmp_path / "e.py"], tmp_path)
+    assert found == {"e.py": {"_compat", "_y", "_z"}}
+
+
 # --- what a wheel carries ------------------------------------------------------------------------------
 
 
@@ -184,6 +253,89 @@ def test_the_metadata_are_those_of_pyproject() -> None:
     required = {name_of(line) for line in built.get_all("Requires-Dist") or []}
     groups = [stated["dependencies"], *stated["optional-dependencies"].values()]
     assert required == {name_of(requirement) for group in groups for requirement in group}
+
+
+# --- what it is called ---------------------------------------------------------------------------------
+
+OLD = "topics"  # on PyPI another project's; ours is called topicsd
+OLD_FORMS = [
+    rf"\b(?:pip[x3]?|uvx?)\b(?: +[\w-]+)* +(?:install|add|run|upgrade)\b[^\n`&;|#]*?(?<![\w./@-]){OLD}(?![\w.-])",
+    rf"(?<![\w./]){OLD}\[(?:spark|dev)\b",
+    rf"(?<![\w./]){OLD}(?:==|>=|~=|<)\d",
+    rf"\b(?:version|metadata|distribution|requires|files|require|get_distribution)\(\s*['\"]{OLD}['\"]",
+    rf"pypi\.org/\w+/{OLD}\b",
+]
+HISTORY = {"CHANGELOG.md"}  # what was so when it was written
+
+
+def named_by_the_old_name(text: str) -> list[str]:
+    return [found[0] for form in OLD_FORMS for found in re.finditer(form, text)]
+
+
+def texts() -> Iterator[Path]:
+    """Every file of the repository that people or programs read."""
+    for name in ("topics", "spark_pipeline", "pyspark_topics", "tests", "docs", "deploy", ".github", ".ci"):
+        yield from (path for path in sorted((ROOT / name).rglob("*")) if "__pycache__" not in path.parts)
+    yield from (path for path in sorted(ROOT.iterdir()) if path.name not in HISTORY)
+
+
+def test_nothing_is_installed_or_looked_up_under_the_old_name() -> None:
+    assert project()["project"]["name"] == "topicsd"
+    found = []
+    for path in texts():
+        if path.is_file() and path.name != Path(__file__).name:
+            try:
+                text = path.read_text()
+            except UnicodeDecodeError:
+                continue
+            found += [f"{path.relative_to(ROOT)}: {form}" for form in named_by_the_old_name(text)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install topics",
+        "/opt/topics/bin/pip install --upgrade topics",
+        "pip install -U 'topics'",
+        "pipx install topics",
+        "pipx upgrade topics",
+        "uv pip install topics",
+        "uv tool install topics",
+        "uvx run topics",
+        "uv add topics",
+        "python3 -m pip install topics",
+        "an image with `topics[spark]`",
+        "pip install 'topics[spark]'",
+        'metadata.version("topics")',
+        "version('topics')",
+        'importlib.metadata.distribution("topics")',
+        "topics>=0.1",
+        "topics==0.1.0",
+        "https://pypi.org/project/topics/",
+    ],
+)
+def test_the_old_form_is_noticed(text: str) -> None:
+    assert named_by_the_old_name(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/opt/topics/bin/pip install 'topicsd[spark]'",
+        "pip install topicsd && topics serve",
+        "pip install -e '.[dev]'",
+        "pip install ./topics",
+        "(`pip install 'topicsd[spark]'` on every node); `topics report` ships it",
+        "pip uninstall topics",
+        "apt install redis-server",
+        "self.topics[name]",
+        "topics[0]",
+        'metadata.version("topicsd")',
+    ],
+)
+def test_the_new_form_is_not(text: str) -> None:
+    assert not named_by_the_old_name(text)
 
 
 def test_the_classifiers_say_what_is_so() -> None:

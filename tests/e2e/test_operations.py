@@ -32,7 +32,7 @@ NOT_RUN = {
     "python3 -m venv /opt/topics",
     "systemctl enable --now topics-report.timer",
     "promtool check rules /etc/prometheus/alerts.yml",
-    "/opt/topics/bin/pip install --upgrade topics",
+    "/opt/topics/bin/pip install --upgrade topicsd",
     "topics queue peek transcode.dlq",
     "systemctl status topics-report",
     "systemctl list-timers topics-report.timer",

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent.parent
 
 def _missing() -> str | None:
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-        return "PySpark is not installed: pip install 'topics[spark]'"
+        return "PySpark is not installed: pip install 'topicsd[spark]'"
     home = os.environ.get("JAVA_HOME")
     if shutil.which(f"{home}/bin/java" if home else "java") is None:
         return "there is no Java: install a JRE 17 (or newer), or set JAVA_HOME"

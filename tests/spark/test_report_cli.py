@@ -195,7 +195,7 @@ def test_without_pyspark(data_dir: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(data_dir), str(tmp_path / "out")], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == "topics: reports need pyspark, which is not installed: pip install 'topics[spark]'\n"
+    assert done.stderr == "topics: reports need pyspark, which is not installed: pip install 'topicsd[spark]'\n"
 
 
 def test_without_java(data_dir: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
+from typing import BinaryIO
 
 import msgspec
 
@@ -79,6 +81,28 @@ def file_mode(folder: str) -> int:
 def folder_mode(parent: str) -> int:
     """Likewise of a new folder in it."""
     return 0o700 | (os.stat(parent or ".").st_mode & 0o050)
+
+
+def new_file(path: str) -> BinaryIO:
+    """For writing, with that mode. One that is there goes first: it would keep its mode, and whoever has it open."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, file_mode(os.path.dirname(path))), "wb")
+
+
+def new_folders(path: str) -> None:
+    """A folder and its parents, each of them new with that mode: os.makedirs would leave the parents to the umask."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path) or "."
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder, folder_mode(os.path.dirname(folder)))
+        except FileExistsError:
+            if not os.path.isdir(folder):  # else another process was quicker
+                raise
 
 
 def url(host: str, port: int) -> str:
@@ -181,7 +205,7 @@ def write_manifest(data_dir: str, manifest: Manifest) -> None:
     path = os.path.join(data_dir, MANIFEST_NAME)
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with new_file(temporary) as file:
             file.write(encode_manifest(manifest))
             file.flush()
             os.fsync(file.fileno())

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from topics.actors.datadir import file_mode
+from topics.actors.datadir import file_mode, new_folders
 from topics.errors import DiskFull
 from topics.walshard.disk import Disk, kill_point
 
@@ -22,9 +22,9 @@ class BackupDisk(Disk):
         super().make_dir(os.path.abspath(path))
         kill_point("made")
 
-    def add_dir(self, path: str, *, mode: int) -> None:
+    def add_dir(self, path: str) -> None:
         """A folder and its parents; sure when the folders above them are synced."""
-        os.makedirs(path, mode=mode, exist_ok=True)
+        new_folders(path)
         kill_point("made")
 
     def write_new(self, path: str, pieces: Iterable[bytes], *, patches: Iterable[tuple[int, bytes]] = ()) -> None:

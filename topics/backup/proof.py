@@ -117,7 +117,7 @@ def _check_deeply(repository: Repository, backup: Backup, verdict: Verdict) -> N
     with tempfile.TemporaryDirectory(prefix="topics-backup-") as folder:
         for entry in backup.entries:
             path = os.path.join(folder, entry.file)
-            disk.add_dir(os.path.dirname(path), mode=0o700)
+            disk.add_dir(os.path.dirname(path))
             if entry.flags:
                 place(repository, entry, path, disk)
             else:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from topics.actors.datadir import file_mode
 from topics.backup.catalog import FORMAT, NAME, NAME_RULE, Backup, Summary, decode_backup, decode_summary, encode_backup
 from topics.backup.disk import BackupDisk
 from topics.errors import CorruptData, FormatError, TopicsError
@@ -106,7 +107,7 @@ class Repository:
     def locked(self, *, writing: bool) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT if writing else os.O_RDONLY
         try:
-            fd = os.open(self._path(LOCK), flags | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._path(LOCK), flags | os.O_CLOEXEC, file_mode(self.path))
         except FileNotFoundError:
             yield  # nobody has ever written
             return

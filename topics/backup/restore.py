@@ -17,7 +17,7 @@ from itertools import chain
 import msgspec
 
 from topics import __version__
-from topics.actors.datadir import DataDir, LockInfo, folder_mode, read_lock_info, write_manifest
+from topics.actors.datadir import DataDir, LockInfo, read_lock_info, write_manifest
 from topics.backup.catalog import Backup, Entry, Summary, decode_flags, encode_backup
 from topics.backup.disk import BackupDisk
 from topics.backup.division import Old, divide
@@ -145,7 +145,7 @@ class _Restoring:
         return os.path.join(self._data_dir, file)
 
     def _add_dir(self, path: str) -> None:
-        self._disk.add_dir(path, mode=folder_mode(self._data_dir))
+        self._disk.add_dir(path)
         while path != self._data_dir and path not in self._folders:
             self._folders.add(path)
             path = os.path.dirname(path)

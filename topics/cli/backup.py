@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -26,8 +27,12 @@ from topics.backup.restore import restore as put_back
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json, time_text
 from topics.cli.tables import Column, wide_option
 from topics.cli.tables import show as show_table
+from topics.cli.terminal import cell, say
 from topics.errors import TopicsError
 from topics.folder.files import Files
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Progress = Callable[[str, int, int], None]
 _LINE_EVERY_S = 10.0
@@ -123,7 +128,7 @@ def create(place: str, name: str | None, data_dir: str | None, as_json: bool) ->
         if as_json:
             print_json(made)
             return
-        click.echo(
+        say(
             f"{made.name}: {made.records:,} records of {made.topics:,} topics in {made.files:,} files, "
             f"{bytes_text(made.total_bytes)}: {bytes_text(made.copied_bytes)} copied, "
             f"{bytes_text(made.total_bytes - made.copied_bytes)} shared, in {time.monotonic() - started:.1f} s"
@@ -147,12 +152,12 @@ def ls(place: str, wide: bool, as_json: bool) -> None:
             print_json(found)
             return
         if not found:
-            click.echo(f"no backups in {place}; make one with `topics backup create --to {place}`")
+            say(f"no backups in {place}; make one with `topics backup create --to {place}`")
             return
         show_table(_COLUMNS, [_cells(each) for each in found], wide=wide)
 
 
-def _cells(each: Listed) -> list[str]:
+def _cells(each: Listed) -> list[str | Text]:
     known = each.state == "complete"
     sizes = [f"{each.topics:,}", f"{each.records:,}", bytes_text(each.total_bytes)] if known else [""] * 3
     shards = str(each.shards) if known else ""
@@ -163,7 +168,7 @@ def _cells(each: Listed) -> list[str]:
         *sizes,
         bytes_text(each.copied_bytes),
         shards,
-        each.source,
+        cell(each.source),
     ]
 
 
@@ -222,11 +227,11 @@ def restore(name: str, place: str, shards: int | None, data_dir: str | None, as_
         if as_json:
             print_json(Restored(data_dir=folder, shards=shards, backup=done))
             return
-        click.echo(
+        say(
             f"{folder}: {done.records:,} records of {done.topics:,} topics as of {time_text(done.moment_ms)} UTC, "
             f"{bytes_text(done.total_bytes)}, {shards} shards, in {time.monotonic() - started:.1f} s"
         )
-        click.echo(f"start a server on it: topics serve --data-dir {folder} --shards {shards}")
+        say(f"start a server on it: topics serve --data-dir {folder} --shards {shards}")
 
 
 @backup.command()
@@ -258,17 +263,17 @@ def verify(names: tuple[str, ...], place: str, deep: bool, as_json: bool) -> Non
 
 def _print(verdict: Verdict, place: str) -> None:
     for trouble in verdict.problems:
-        click.echo(_line("problem", trouble))
+        say(_line("problem", trouble))
     for trouble in verdict.notes:
-        click.echo(_line("note", trouble))
+        say(_line("note", trouble))
     for name in verdict.unfinished:
-        click.echo(f"note: {name} was not finished; `topics backup create --name {name}` goes on with it")
+        say(f"note: {name} was not finished; `topics backup create --name {name}` goes on with it")
     read = f"{len(verdict.backups):,} backups, {verdict.objects:,} objects, {bytes_text(verdict.bytes)} read"
     if verdict.clean:
-        click.echo(f"{place}: whole ({read}{'' if verdict.deep else '; --deep reads every record, too'})")
+        say(f"{place}: whole ({read}{'' if verdict.deep else '; --deep reads every record, too'})")
         return
     broken = ", ".join(sorted(verdict.broken))
-    click.echo(f"{place}: {len(verdict.problems):,} problems ({read}); can't be restored: {broken}")
+    say(f"{place}: {len(verdict.problems):,} problems ({read}); can't be restored: {broken}")
 
 
 def _line(kind: str, trouble: Trouble) -> str:
@@ -293,7 +298,7 @@ def rm(names: tuple[str, ...], place: str, as_json: bool) -> None:
         if as_json:
             print_json(Removed(removed=list(names), freed_bytes=freed))
         else:
-            click.echo(f"removed {', '.join(names)}: {bytes_text(freed)} freed")
+            say(f"removed {', '.join(names)}: {bytes_text(freed)} freed")
 
 
 @contextmanager
@@ -319,4 +324,4 @@ class _Lines:
     def show(self, _: str, done: int, total: int) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_EVERY_S
-            click.echo(f"{self._verb}: {bytes_text(done)} of {bytes_text(total)}", err=True)
+            say(f"{self._verb}: {bytes_text(done)} of {bytes_text(total)}", err=True)

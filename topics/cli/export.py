@@ -9,19 +9,20 @@ Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command w
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import msgspec
 
+from topics.actors.datadir import new_file
 from topics.cli import reach
 from topics.cli.completion import topic_names
 from topics.cli.exported import End, Gap, RecordLines, end_line, gap_line, head_line
 from topics.cli.place import failures_told, find_topic, folder_name
+from topics.cli.terminal import Output, say, stdout
 from topics.cli.ticker import Ticker
 from topics.client import Client, TopicState, connect
 from topics.errors import TopicsError
@@ -69,7 +70,7 @@ def export(topics: tuple[str, ...], everything: bool, path: str | None, data_dir
             code = reach.run(lambda: _from_server(url, topics, tally))
         if code:
             raise _Failed(code)
-    click.echo(tally.words(), err=True)
+    say(tally.words(), err=True)
 
 
 class _Failed(SystemExit):
@@ -77,12 +78,12 @@ class _Failed(SystemExit):
 
 
 @contextmanager
-def _opened(path: str | None) -> Iterator[BinaryIO]:
+def _opened(path: str | None) -> Iterator[Output]:
     if path is None:
-        yield sys.stdout.buffer
+        yield stdout()
         return
     unfinished = f"{path}.tmp"
-    file = open(unfinished, "wb")  # noqa: SIM115
+    file = new_file(unfinished)
     try:
         with file:
             yield file
@@ -97,7 +98,7 @@ def _opened(path: str | None) -> Iterator[BinaryIO]:
 class Tally:
     """Where lines go, and how many there were; shown on a terminal while it takes long."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: Output) -> None:
         self._out = out
         self._ticker = Ticker()
         self.id = uuid.uuid4().hex

@@ -30,6 +30,7 @@ from topics import limits
 from topics.cli import reach
 from topics.cli.exported import Entry, read_entry
 from topics.cli.importlog import Begun, ImportLog, path_of
+from topics.cli.terminal import say
 from topics.cli.ticker import Ticker
 from topics.client import ApiError, Client, NewRecord, OutcomeUnknown, Record, connect
 from topics.client.batches import BATCH_BYTES, BATCH_RECORDS, BadLine, Line, Lines
@@ -88,7 +89,7 @@ def import_(
         work = Work(_opened(path, stack), into=into, names=names, again=again, in_doubt=in_doubt, url=url)
         stack.callback(work.close)
         code = reach.run(work.run)
-    click.echo(work.words(code), err=True)
+    say(work.words(code), err=True)
     sys.exit(code)
 
 

@@ -102,7 +102,7 @@ Next, as root:
   systemctl status topics                            # how far it is, and who is missing
 
 The address is in topics.socket, settings are in /etc/topics/topics.toml (`topics config check` reads them), a key is in
-{keys}. For a report every night, with Java and topics[spark] there: systemctl enable --now topics-report.timer
+{keys}. For a report every night, with Java and topicsd[spark] there: systemctl enable --now topics-report.timer
 """
 
 

@@ -23,6 +23,7 @@ import msgspec
 from topics import settings
 from topics.actors.datadir import LockInfo, read_lock_info
 from topics.cli.exits import EXIT_INTERRUPTED
+from topics.cli.terminal import say
 from topics.errors import ServerNotRunning, SettingsError, TopicsError
 from topics.folder.topic import Topic
 from topics.folder.view import Folder
@@ -37,7 +38,7 @@ class WrongSettings(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"topics: {self.message}", file=file, err=file is None)
+        say(f"topics: {self.message}", err=True)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -102,7 +103,7 @@ def failures_told() -> Iterator[None]:
 
 
 def fail(text: str) -> NoReturn:
-    click.echo(f"topics: {text}", err=True)
+    say(f"topics: {text}", err=True)
     sys.exit(1)
 
 
@@ -126,7 +127,7 @@ def find_topic(folder: Folder, name: str) -> Topic:
 
 
 def print_json(value: Any) -> None:
-    click.echo(msgspec.json.encode(value))
+    say(msgspec.json.encode(value))
 
 
 def bytes_text(size: float) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
+from topics.cli.terminal import plain
 from topics.shm.counters import Row, State, Word
 
 
@@ -89,7 +90,7 @@ def _print(listing: Listing) -> None:
     from rich.table import Table
 
     colours = {"ready": "green", "failed": "red", "backoff": "red", "stopped": "dim"}
-    table = Table(title=f"topics {listing.version} on {listing.address}, data in {listing.data_dir}")
+    table = Table(title=plain(f"topics {listing.version} on {listing.address}, data in {listing.data_dir}"))
     table.add_column("name")
     table.add_column("pid", justify="right")
     table.add_column("state")

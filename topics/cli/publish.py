@@ -28,6 +28,7 @@ from topics import limits
 from topics.cli import reach
 from topics.cli.completion import topic_names
 from topics.cli.exits import EXIT_INTERRUPTED
+from topics.cli.terminal import say
 from topics.client import ApiError, Client, ClientError, OutcomeUnknown, Receipt, Unreachable, connect
 from topics.client.batches import BATCH_RECORDS, BadLine, Batch, Batcher, Line, Lines, json_of, text_of
 from topics.client.client import PATIENCE_S
@@ -117,7 +118,7 @@ def publish(
             return 0
 
         code = reach.run(main)
-    click.echo(tally.words(code), err=True)
+    say(tally.words(code), err=True)
     sys.exit(code)
 
 

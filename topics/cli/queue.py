@@ -26,7 +26,8 @@ from topics.cli.place import json_option
 from topics.cli.ps import uptime_text
 from topics.cli.queue_redrive import redrive
 from topics.cli.tagglob import TagGlob, tag_option
-from topics.cli.tail import cells, clock_text, cut, harmless
+from topics.cli.tail import cells, clock_text, cut
+from topics.cli.terminal import cell, harmless, plain, say, stdout
 from topics.client import ApiError, Client, QueueCounts, Record, TopicState, connect
 from topics.errors import not_a_queue
 
@@ -76,7 +77,7 @@ def ls(as_json: bool, url: str) -> None:
         async with connect(url, notice=reach.notice) as client:
             found = [line async for line in _lines(client)]
         if as_json:
-            click.echo(msgspec.json.encode({"queues": found}))
+            say(msgspec.json.encode({"queues": found}))
         elif found:
             _print_lines(found)
         else:
@@ -120,12 +121,12 @@ def _print_lines(found: Iterable[QueueLine]) -> None:
     table.add_column("lease", justify="right")
     for line in found:
         table.add_row(
-            line.queue,
+            cell(line.queue),
             f"{line.ready:,}",
             f"{line.in_flight:,}",
             f"[red]{line.dead_lettered:,}" if line.dead_lettered else "0",
             f"{line.count:,}",
-            line.dead_letter or "",
+            cell(line.dead_letter or ""),
             duration_text(line.lease_ms),
         )
     Console().print(table)
@@ -178,7 +179,7 @@ def show(name: str, as_json: bool, url: str) -> None:
         async with connect(url, notice=reach.notice) as client:
             view = await _view(client, name)
         if as_json:
-            click.echo(msgspec.json.encode(view))
+            say(msgspec.json.encode(view))
         else:
             _print_view(view)
         return 0
@@ -233,7 +234,7 @@ def _print_view(view: QueueView) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    jobs = Table(title=view.queue)
+    jobs = Table(title=plain(view.queue))
     jobs.add_column("jobs")
     jobs.add_column("", justify="right")
     for name, value in jobs_rows(view):
@@ -242,7 +243,7 @@ def _print_view(view: QueueView) -> None:
     config.add_column("config")
     config.add_column("", overflow="fold")
     for name, value in config_rows(view):
-        config.add_row(name, value)
+        config.add_row(name, cell(value))
     console = Console()
     console.print(jobs)
     console.print(config)
@@ -365,7 +366,7 @@ class JobPrinter:
             line = b'{"topic":%b,%b\n' % (msgspec.json.encode(topic), text[1:])
         else:
             line = self.line(DeadLetter(topic, record)).encode() + b"\n"
-        sys.stdout.buffer.write(line)
+        (stdout() if self._as_json else sys.stdout.buffer).write(line)
 
     def line(self, letter: DeadLetter) -> str:
         record = letter.record

@@ -21,6 +21,7 @@ from topics.cli.exits import EXIT_INTERRUPTED
 from topics.cli.place import json_option
 from topics.cli.redrive import InDoubt, Redrive, Survey, Tally, survey
 from topics.cli.tagglob import TagGlob, tag_option
+from topics.cli.terminal import cell, plain, say
 from topics.client import connect
 
 PROGRESS_AFTER_S = 0.5  # what takes less needs none
@@ -70,7 +71,7 @@ def redrive(
             left_open = journal.peek(journal.path_of(str(client.address), topic))
             found = await survey(client, topic, left_open, to=to, glob=glob, limit=limit)
         if as_json:
-            click.echo(msgspec.json.encode(found))
+            say(msgspec.json.encode(found))
         else:
             _print_survey(topic, found)
         if found.obstacle is not None:
@@ -82,8 +83,8 @@ def redrive(
     code, tally, left = _run_redrive(url, topic, to=to, glob=glob, limit=limit, in_doubt=in_doubt)
     if as_json:
         moved = {"dead_letter": topic, "moved": tally.moved.total(), "to": tally.moved, "finished": tally.finished}
-        click.echo(msgspec.json.encode(moved | {"left": left}))
-    click.echo(redriven_words(topic, tally, code, left), err=True)
+        say(msgspec.json.encode(moved | {"left": left}))
+    say(redriven_words(topic, tally, code, left), err=True)
     sys.exit(code)
 
 
@@ -146,13 +147,13 @@ def _print_survey(topic: str, found: Survey) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"redrive of {topic}")
+    table = Table(title=plain(f"redrive of {topic}"))
     table.add_column("to", overflow="fold")
     table.add_column("dead letters", justify="right")
     table.add_column("seqs", justify="right")
     for share in found.shares:
         seqs = f"{share.first_seq}..{share.last_seq}" if share.last_seq > share.first_seq else f"{share.last_seq}"
-        table.add_row(share.target, f"{share.dead_letters:,}", seqs if share.dead_letters else "")
+        table.add_row(cell(share.target), f"{share.dead_letters:,}", seqs if share.dead_letters else "")
     if found.shares:
         Console().print(table)
     else:

@@ -11,6 +11,7 @@ import click
 import trio
 
 from topics.cli.exits import EXIT_INTERRUPTED
+from topics.cli.terminal import say
 from topics.client import DEFAULT_URL, ApiError, BadUrl, Unreachable
 from topics.client.address import parse_url
 from topics.errors import TopicsError
@@ -36,7 +37,7 @@ url_option = click.option(
 
 def notice(text: str) -> None:
     """A word to whoever watches, beside the output."""
-    click.echo(f"topics: {text}", err=True)
+    say(f"topics: {text}", err=True)
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:

@@ -19,6 +19,7 @@ import msgspec
 from topics.actors.datadir import read_lock_info
 from topics.actors.orders import KINDS, REPLACE_TIMEOUT_S, Order, Outcome, Progress, give_order
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
+from topics.cli.terminal import say
 from topics.errors import ServerNotRunning
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def reload(only: str | None, timeout_s: float, data_dir: str | None, as_json: bo
         if as_json:
             print_json(result)
         elif not result.error:
-            click.echo(f"{len(result.replaced)} processes were replaced")
+            say(f"{len(result.replaced)} processes were replaced")
         if result.error:
-            click.echo(f"topics: {result.error}", err=True)
+            say(f"topics: {result.error}", err=True)
             sys.exit(EXIT_REFUSED if result.refused else 1)
 
 
@@ -98,7 +99,7 @@ def _show(news: Iterable[Progress | Outcome]) -> Result:
 
     def on_progress(step: Progress) -> None:
         if step.stage == "ready":
-            click.echo(f"{step.process}: replaced by pid {step.pid} in {step.took_ms / 1_000:.1f} s")
+            say(f"{step.process}: replaced by pid {step.pid} in {step.took_ms / 1_000:.1f} s")
         elif status is not None:
             status.update(f"{step.process} ({step.at} of {step.of}): {step.stage}")
 

@@ -24,6 +24,7 @@ import msgspec
 
 from topics import __version__
 from topics.actors.datadir import DataDir, LockInfo
+from topics.cli import terminal
 from topics.cli.place import (
     data_dir_option,
     failures_told,
@@ -280,22 +281,22 @@ def _shown(text: str) -> Iterator[mending.Progress]:
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
-        yield lambda file: status.update(f"{text}  {file}")
+        yield lambda file: status.update(f"{text}  {terminal.plain(file, err=True)}")
 
 
 def _print(report: Report, *, asked: bool) -> None:
     would = not report.repaired
     for done in report.files:
-        click.echo(f"{'would ' if would else ''}{done.action} {done.file}: {done.what}")
+        terminal.say(f"{'would ' if would else ''}{done.action} {done.file}: {done.what}")
     for found in report.restored:
-        click.echo(f"{'would restore' if would else 'restored'} from the log: topic {_span(found)}")
+        terminal.say(f"{'would restore' if would else 'restored'} from the log: topic {_span(found)}")
     for loss in report.lost:
-        click.echo(f"lost: topic {_span(loss)} at most")
+        terminal.say(f"lost: topic {_span(loss)} at most")
     for text in report.also_lost:
-        click.echo(f"lost: {text}")
+        terminal.say(f"lost: {text}")
     for text in report.hopeless:
-        click.echo(f"can't be repaired: {text}")
-    click.echo(f"{report.data_dir}: {_verdict(report, asked=asked)}")
+        terminal.say(f"can't be repaired: {text}")
+    terminal.say(f"{report.data_dir}: {_verdict(report, asked=asked)}")
 
 
 def _span(loss: Loss) -> str:

@@ -99,7 +99,7 @@ def report(
         missing = (error.name or "").partition(".")[0]
         if missing not in ("pyspark", "pyarrow", "py4j", "jinja2"):
             raise
-        reach.notice(f"reports need {missing}, which is not installed: pip install 'topics[spark]'")
+        reach.notice(f"reports need {missing}, which is not installed: pip install 'topicsd[spark]'")
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         reach.notice("interrupted; nothing of this run counts")

@@ -18,6 +18,7 @@ from topics.actors.outside import open_board
 from topics.actors.rings import RingState, look_at_rings
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.tables import Column, show, wide_option
+from topics.cli.terminal import say
 from topics.shm.counters import Board, Word
 
 
@@ -102,7 +103,7 @@ def _print(lines: list[RingLine], *, wide: bool) -> None:
     show(_COLUMNS, [_cells(line) for line in lines], wide=wide)
     for line in lines:
         if line.problem:
-            click.echo(f"{line.ring.writer} → {line.ring.reader}: {line.problem}")
+            say(f"{line.ring.writer} → {line.ring.reader}: {line.problem}")
 
 
 def _cells(line: RingLine) -> list[str]:

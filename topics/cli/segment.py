@@ -26,6 +26,7 @@ from topics.cli.place import (
     time_text,
 )
 from topics.cli.tables import Column, show, wide_option
+from topics.cli.terminal import say
 from topics.cli.wal import record_words, shown_records, topic_id_of
 from topics.errors import TopicsError
 from topics.folder import inventory
@@ -81,7 +82,7 @@ def _entries(place: str, topic: str | None, shard: int | None) -> list[Entry]:
     topic_id = None if topic is None else topic_id_of(place, topic)
     listed = inventory.take(place, now_ms=time.time_ns() // 1_000_000)
     for damage in listed.damage:
-        click.echo(f"topics: shard {damage.shard}: {damage.text}; its segments are not listed", err=True)
+        say(f"topics: shard {damage.shard}: {damage.text}; its segments are not listed", err=True)
     return [
         entry
         for entry in listed.entries
@@ -151,7 +152,7 @@ def _print_listing(lines: list[dict[str, Any]], *, wide: bool) -> None:
     if lines:
         show(_COLUMNS, [_cells(line) for line in lines], wide=wide)
     else:
-        click.echo("no segments: records are in the log until there are enough of them")
+        say("no segments: records are in the log until there are enough of them")
 
 
 def _cells(line: dict[str, Any]) -> list[str | Text]:
@@ -291,17 +292,17 @@ def _block(name: str, block: Block, *, counts: int | None, records: bool) -> dic
 def _print(line: dict[str, Any]) -> None:
     if "salt" in line:
         topic = f"topic {line['topic']} ({line['topic_id']})" if line["topic"] else f"topic {line['topic_id']}"
-        click.echo(f"{line['file']}: {topic}, made {time_text(line['created_ms'])}, {line['bytes']:,} bytes")
+        say(f"{line['file']}: {topic}, made {time_text(line['created_ms'])}, {line['bytes']:,} bytes")
         return
     if "count" in line:
         last = line["first_seq"] + line["count"] - 1
-        click.echo(
+        say(
             f"{line['offset']:>10} seq {line['first_seq']}..{last} ({line['count']}, {line['deleted']} deleted) "
             f"{time_text(line['first_ts'])} to {time_text(line['last_ts'])}, {line['size']:,} bytes of records"
         )
         for record in line.get("records", ()):
-            click.echo(f"{'':>13}{record_words(record)}")
+            say(f"{'':>13}{record_words(record)}")
     for what in ("note", "damage"):
         if what in line:
             where = f"{line['offset']:>10} " if "count" not in line else f"{'':>13}"
-            click.echo(f"{where}{'DAMAGE ' if what == 'damage' else ''}{line[what]}")
+            say(f"{where}{'DAMAGE ' if what == 'damage' else ''}{line[what]}")

@@ -24,6 +24,7 @@ from topics.cli.place import (
     time_text,
 )
 from topics.cli.tables import Column, show, wide_option
+from topics.cli.terminal import plain
 from topics.folder.files import Files
 from topics.folder.space import ShardSpace, look_at, space_of
 
@@ -111,7 +112,7 @@ def _print(space: ShardSpace, *, running: bool, wide: bool) -> None:
             highlight=False,
         )
     for place in space.torn:
-        console.print(f"torn: {place}: a write that is under way or was cut short", highlight=False)
+        console.print(f"torn: {plain(place)}: a write that is under way or was cut short", highlight=False)
     logs: list[list[str | Text]] = [
         [
             os.path.basename(log.file),

@@ -19,6 +19,7 @@ from topics.actors.outside import open_board
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.ps import rss_bytes, uptime_text
 from topics.cli.tables import Column, console, fitted, turned
+from topics.cli.terminal import plain, shown
 from topics.shm.counters import SYNC_BUCKET_COUNT, SYNC_BUCKET_US, Board, Row, State, Word
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def shards(interval_s: float, data_dir: str | None, as_json: bool) -> None:
             print_json(figures)
         else:
             out = console()
-            out.print(_heading(figures), highlight=False)
+            out.print(plain(_heading(figures)), highlight=False)
             for table in shard_tables(figures, width=out.width):
                 out.print(table)
 
@@ -324,7 +325,8 @@ def screen(figures: Figures, *, width: int) -> Group:
 
     of_shards, _ = fitted(_SHARD, [_shard_cells(each) for each in figures.shards], width=width, compact=True)
     of_processes, _ = fitted(_PROCESS, [_process_cells(each) for each in figures.processes], width=width, compact=True)
-    heading = Text(_heading(figures), no_wrap=True, overflow="ellipsis")  # a second line would push the last one out
+    # A second line would push the last one out.
+    heading = Text(shown(_heading(figures)), no_wrap=True, overflow="ellipsis")
     return Group(heading, of_shards, Text(""), of_processes)
 
 

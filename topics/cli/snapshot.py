@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import shutil
+import stat
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,7 +22,18 @@ from datetime import UTC, datetime
 import click
 import msgspec
 
+from topics.actors.datadir import new_file, new_folders
 from topics.cli.place import data_dir_option, fail, failures_told, folder_name, json_option
+from topics.cli.snapshotlinks import (
+    UNFINISHED,
+    begin_links,
+    check_links,
+    new_links,
+    remove_folder,
+    remove_links,
+    unlink_in,
+)
+from topics.cli.terminal import cell, say
 from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.holdings import Holding, holdings
@@ -32,7 +43,6 @@ from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, encode_manifes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TRIES = 5
 _COPY_BYTES = 8 * 2**20
-_UNFINISHED = ".tmp"
 _APART = "apart"  # in an unfinished one: where its links in the cold tier are
 
 
@@ -97,9 +107,9 @@ def create(name: str | None, data_dir: str | None, place: str | None, as_json: b
     except OSError as exc:
         fail(f"can't make the snapshot: {exc.filename or place}: {exc.strerror}")
     if as_json:
-        click.echo(msgspec.json.encode(made))
+        say(msgspec.json.encode(made))
     else:
-        click.echo(
+        say(
             f"{os.path.join(place, name)}: {made.records:,} records of {made.topics:,} topics, "
             f"{made.linked_files:,} files linked, {made.copied_bytes / 2**20:.1f} MiB copied"
         )
@@ -120,10 +130,10 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
     with failures_told():
         found = listed(place)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        say(msgspec.json.encode(found))
         return
     if not found:
-        click.echo(f"no snapshots in {place}; make one with `topics snapshot create`")
+        say(f"no snapshots in {place}; make one with `topics snapshot create`")
         return
     from rich.console import Console
     from rich.table import Table
@@ -136,7 +146,7 @@ def ls(data_dir: str | None, place: str | None, as_json: bool) -> None:
     for each in found:
         made = datetime.fromtimestamp(each.snapshot.created_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         own = f"{each.own_bytes / 2**20:.1f} MiB"
-        table.add_row(each.snapshot.name, made, f"{each.snapshot.topics:,}", f"{each.snapshot.records:,}", own)
+        table.add_row(cell(each.snapshot.name), made, f"{each.snapshot.topics:,}", f"{each.snapshot.records:,}", own)
     Console().print(table)
 
 
@@ -151,36 +161,61 @@ def rm(names: tuple[str, ...], data_dir: str | None, place: str | None) -> None:
       topics snapshot rm nightly
       topics snapshot rm monday tuesday
     """
-    _, place = _places(data_dir, place)
+    source, place = _places(data_dir, place)
     with failures_told():
-        for name in names:
-            path = os.path.join(place, name)
-            if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
-                fail(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
-            note = _read_note(path)
-            # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
+        found = [_Removal.planned(source, place, name) for name in dict.fromkeys(names)]  # all of them, or none
+        for each in found:
+            each.run()
+            say(f"removed {each.name}")
+
+
+class _Removal(msgspec.Struct, frozen=True):
+    place: str
+    name: str
+    links: str | None  # what is in the cold tier
+    cold: str | None  # of the data folder
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.place, self.name)
+
+    @classmethod
+    def planned(cls, data_dir: str, place: str, name: str) -> _Removal:
+        """Everything that can be refused is refused here, before anything goes."""
+        path = os.path.join(place, name)
+        if not _NAME.fullmatch(name) or not os.path.exists(os.path.join(path, SNAPSHOT_NOTE)):
+            raise TopicsError(f"there is no snapshot {name} in {place}; `topics snapshot ls` lists them")
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise TopicsError(f"{path} is a symbolic link: nothing was removed. Remove the link by hand")
+        note = _read_note(path)
+        links = None if note is None else note.cold
+        cold = None if links is None or not os.path.lexists(links) else Files(data_dir).manifest.cold
+        if links is not None:
+            check_links(links, cold=cold, snapshot=path)
+        return cls(place, name, links, cold)
+
+    def run(self) -> None:
+        # The note goes last: a snapshot that is half removed is no data folder, and can be removed again.
+        fd = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             with suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, MANIFEST_NAME))
-            if note is not None and note.cold is not None:
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(note.cold)
-            for entry in os.listdir(path):
-                if entry != SNAPSHOT_NOTE:
-                    whole = os.path.join(path, entry)
-                    shutil.rmtree(whole) if os.path.isdir(whole) else os.unlink(whole)
-            shutil.rmtree(path)
-            click.echo(f"removed {name}")
+                unlink_in(self.name, MANIFEST_NAME, within=fd)
+            if self.links is not None:
+                remove_links(self.links, cold=self.cold, snapshot=self.path)
+            remove_folder(self.name, last=SNAPSHOT_NOTE, within=fd)
+        finally:
+            os.close(fd)
 
 
 def make(data_dir: str, place: str, name: str) -> Snapshot:
     final = os.path.join(place, name)
     if os.path.lexists(final):
         raise TopicsError(f"there is a snapshot {name} in {place} already: choose another name, or remove it")
-    work = os.path.join(place, f"{name}{_UNFINISHED}")
+    work = os.path.join(place, f"{name}{UNFINISHED}")
     folder = Folder(data_dir)
     for attempt in range(_TRIES):
-        _discard(work)  # of a try that was cut off
-        os.makedirs(work, mode=0o750)
+        _discard(work, folder.files)  # of a try that was cut off
+        new_folders(work)
         try:
             made = _fill(folder, work, name, _apart(folder.files, work, name))
             break
@@ -190,12 +225,12 @@ def make(data_dir: str, place: str, name: str) -> Snapshot:
                 raise TopicsError(f"{exc.filename}: files go faster than they can be linked; try again") from None
             folder.look()
         except BaseException:
-            _discard(work)
+            _discard(work, folder.files)
             raise
     try:
         os.rename(work, final)
     except OSError:
-        _discard(work)
+        _discard(work, folder.files)
         raise
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(final, _APART))
@@ -203,21 +238,23 @@ def make(data_dir: str, place: str, name: str) -> Snapshot:
 
 
 def _apart(files: Files, work: str, name: str) -> str | None:
-    """Where on the disk of the cold tier its segments are linked, if there is one. Nobody else's: a snapshot may be
-    renamed, and there are other places with the same names. Written down first, for whoever finds this half done."""
+    """Where on the disk of the cold tier its segments are linked, if there is one. Written down first, for the next
+    try if this one is cut off."""
     cold = dict(files.roots()).get("cold")
     if cold is None:
         return None
-    apart = os.path.join(os.path.abspath(cold), "snapshots", f"{name}-{secrets.token_hex(6)}")
+    apart = new_links(cold, name)
     _write(os.path.join(work, _APART), apart.encode())
     return apart
 
 
-def _discard(work: str) -> None:
+def _discard(work: str, files: Files) -> None:
     """What a try that came to nothing has left."""
+    apart = ""
     with suppress(OSError), open(os.path.join(work, _APART), encoding="utf-8", errors="replace") as file:
-        if re.fullmatch(r".+/snapshots/[^/]+-[0-9a-f]{12}", apart := file.read()):  # else it was not written whole
-            shutil.rmtree(apart, ignore_errors=True)
+        apart = file.read()
+    if re.fullmatch(r".+/snapshots/[^/]+-[0-9a-f]{12}", apart):  # else it was not written whole
+        remove_links(apart, cold=files.manifest.cold, snapshot=work)
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -227,7 +264,7 @@ def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
     for holding in holdings(folder):
         tier, path, _ = folder.files.find(holding.file)
         target = os.path.join(work, holding.file)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        new_folders(os.path.dirname(target))
         if holding.bytes is None and _link(path, target):
             linked += 1
         elif holding.bytes is None and tier == "cold" and apart is not None:
@@ -258,8 +295,9 @@ def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
 
 def _link_apart(path: str, apart: str, holding: Holding) -> None:
     """It has left the disk that fills up, and is not copied back to it."""
+    begin_links(apart)
     target = os.path.join(apart, holding.file)
-    os.makedirs(os.path.dirname(target), mode=0o750, exist_ok=True)
+    new_folders(os.path.dirname(target))
     if not _link(path, target):
         raise TopicsError(
             f"{path} is in a cold tier whose disk has no hard links, so no snapshot can keep it: read the data folder "
@@ -278,7 +316,7 @@ def _link(path: str, target: str) -> bool:
 
 
 def _copy(path: str, target: str, holding: Holding) -> int:
-    with open(path, "rb") as source, open(target, "wb") as sink:
+    with open(path, "rb") as source, new_file(target) as sink:
         left = os.fstat(source.fileno()).st_size if holding.bytes is None else holding.bytes
         while left and (data := source.read(min(left, _COPY_BYTES))):
             sink.write(data)
@@ -287,7 +325,7 @@ def _copy(path: str, target: str, holding: Holding) -> int:
 
 
 def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
+    with new_file(path) as file:
         file.write(data)
 
 
@@ -295,7 +333,7 @@ def listed(place: str) -> list[Listed]:
     found = []
     for name in sorted(os.listdir(place)) if os.path.isdir(place) else []:
         path = os.path.join(place, name)
-        if name.endswith(_UNFINISHED):
+        if name.endswith(UNFINISHED):
             continue
         note = _read_note(path)
         if note is not None:

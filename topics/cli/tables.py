@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
+from topics.cli.terminal import plain, shown
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -88,7 +90,7 @@ def show(
     if wide:
         out.width = _WHOLE
     if heading:
-        out.print(heading, highlight=False)
+        out.print(plain(heading), highlight=False)
     table, left_out = fitted(columns, rows, width=out.width)
     out.print(table)
     if left_out:
@@ -129,7 +131,9 @@ def _turned(columns: Sequence[Column], rows: list[list[Text]]) -> Table:
 def _text(cell: str | Text) -> Text:
     from rich.text import Text
 
-    return Text.from_markup(cell) if isinstance(cell, str) else cell
+    if isinstance(cell, str):
+        return Text.from_markup(shown(cell))
+    return cell if (text := shown(cell.plain)) == cell.plain else Text(text, cell.style)
 
 
 def _width(column: Column, cells: list[Text]) -> int:

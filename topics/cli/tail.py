@@ -7,7 +7,6 @@ read, and when the reader of the pipe has gone; 1 when it can't be done or a top
 from __future__ import annotations
 
 import os
-import re
 import select
 import shutil
 import sys
@@ -21,6 +20,7 @@ from msgspec import Raw
 
 from topics.cli import reach
 from topics.cli.completion import topic_names
+from topics.cli.terminal import harmless, stdout
 from topics.client import CaughtUp, Client, Event, Position, Record, Records, Tombstone, TopicDeleted, connect
 from topics.client.durations import parse_ms
 
@@ -179,8 +179,11 @@ class Printer:
     def show(self, event: Event | None) -> None:
         lines = [] if event is None else list(self.lines(event))
         if lines:
-            sys.stdout.buffer.write(b"".join(lines))
-            sys.stdout.buffer.flush()
+            self._write(b"".join(lines))
+
+    def _write(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
     def lines(self, event: Event) -> Iterator[bytes]:
         raise NotImplementedError
@@ -188,6 +191,11 @@ class Printer:
 
 class JsonPrinter(Printer):
     """Records as the server wrote them, with the topic in front. What is no record has no `$seq`."""
+
+    def _write(self, data: bytes) -> None:
+        out = stdout()
+        out.write(data)
+        out.flush()
 
     def lines(self, event: Event) -> Iterator[bytes]:
         name = msgspec.json.encode(event.topic)
@@ -212,15 +220,6 @@ def _without_topic(event: Tombstone | TopicDeleted) -> bytes:
     return msgspec.json.encode(fields)
 
 
-# Characters that a terminal would obey instead of showing. In JSON they occur in strings alone, where an escape says
-# the same.
-_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def harmless(text: str) -> str:
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
 class LinePrinter(Printer):
     """time, topic (if there are several), seq, node, tag, data: cut to the width of the terminal, if it is one."""
 
@@ -235,12 +234,12 @@ class LinePrinter(Printer):
             for record in event:
                 yield self._record(event.topic, record, width)
         elif isinstance(event, Tombstone | TopicDeleted):
-            yield self._styled(f"-- {event}", "yellow") + b"\n"
+            yield self._styled(f"-- {harmless(str(event))}", "yellow") + b"\n"
 
     def _record(self, topic: str, record: Record, width: int | None) -> bytes:
         fields = [(clock_text(record.ts_ms), "bright_black"), (str(record.seq), "green")]
         if self._several:
-            fields.insert(1, (topic, "cyan"))
+            fields.insert(1, (harmless(topic), "cyan"))
         if record.node is not None:
             fields.append((f"node={harmless(record.node)}", "magenta"))
         if record.tag is not None:

@@ -7,6 +7,8 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from topics.cli.terminal import plain
+
 _EVERY_S = 0.1
 
 
@@ -37,5 +39,5 @@ class Ticker:
             self._display = Progress(*columns, console=Console(stderr=True), transient=True)
             self._stack.enter_context(self._display)
             self._display.add_task("")
-        text = f"{what}  {records:,} records  {records / self.seconds:,.0f}/s"
+        text = f"{plain(what, err=True)}  {records:,} records  {records / self.seconds:,.0f}/s"
         self._display.update(self._display.task_ids[0], description=text)

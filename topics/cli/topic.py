@@ -28,6 +28,7 @@ from topics.cli.place import (
 )
 from topics.cli.tables import Column, wide_option
 from topics.cli.tables import show as show_table
+from topics.cli.terminal import say
 from topics.client.address import parse_url
 from topics.client.http import HttpConnection
 from topics.folder.space import SegmentSpace, segments_of
@@ -110,7 +111,7 @@ def ls(prefix: str, internal: bool, wide: bool, data_dir: str | None, as_json: b
         elif found:
             show_table(_COLUMNS, [_cells(line) for line in found], wide=wide)
         else:
-            click.echo(f"no topics in {folder.files.data_dir}" + (f" that begin with {prefix}" if prefix else ""))
+            say(f"no topics in {folder.files.data_dir}" + (f" that begin with {prefix}" if prefix else ""))
 
 
 @topic.command()
@@ -168,7 +169,7 @@ def rm(name: str, if_empty: bool, yes: bool, url: str, as_json: bool) -> None:
             print_json(removed)
         elif removed["deleted"]:
             routers = removed["routers_removed"]
-            click.echo(f"removed {name} by {url}" + (f", and its routers {', '.join(routers)}" if routers else ""))
+            say(f"removed {name} by {url}" + (f", and its routers {', '.join(routers)}" if routers else ""))
         if not removed["deleted"]:
             reach.notice(f'topic "{name}" does not exist at {url}')
             return 1
@@ -246,32 +247,32 @@ def _cells(line: TopicLine) -> list[str | Text]:
 
 def _print_shown(shown: TopicShown) -> None:
     line = shown.line
-    click.echo(f"{line.topic} ({line.type}, {line.durability}), id {line.id}, on shard {line.shard}")
-    click.echo(f"  made {time_text(shown.created_ms)}, last write {time_text(line.last_write_ms)} (UTC)")
-    click.echo(f"  {line.count:,} live records, {bytes_text(line.bytes)}, seq {line.earliest_seq} to {line.head_seq}")
-    click.echo(
+    say(f"{line.topic} ({line.type}, {line.durability}), id {line.id}, on shard {line.shard}")
+    say(f"  made {time_text(shown.created_ms)}, last write {time_text(line.last_write_ms)} (UTC)")
+    say(f"  {line.count:,} live records, {bytes_text(line.bytes)}, seq {line.earliest_seq} to {line.head_seq}")
+    say(
         f"  {shown.deleted_total:,} deleted, {shown.evicted_total:,} evicted by caps, "
         f"{shown.expired_total:,} expired; evict_floor {shown.evict_floor}"
     )
     if shown.holes:
-        click.echo(f"  lost with a process or the power: {_ranges(shown.holes)}")
+        say(f"  lost with a process or the power: {_ranges(shown.holes)}")
     if shown.trims:
-        click.echo(f"  gone at the source before they were copied: {_ranges(shown.trims)}")
+        say(f"  gone at the source before they were copied: {_ranges(shown.trims)}")
     if shown.copies_of:
-        click.echo(f"  routers copy into it from {shown.copies_of}")
+        say(f"  routers copy into it from {shown.copies_of}")
     defaults = TopicConfig()
     changed = {
         name: value
         for name in TopicConfig.__struct_fields__
         if (value := getattr(shown.config, name)) != getattr(defaults, name)
     }
-    click.echo(f"  config: {msgspec.json.encode(changed).decode() if changed else 'all defaults'}")
-    click.echo(
+    say(f"  config: {msgspec.json.encode(changed).decode() if changed else 'all defaults'}")
+    say(
         f"  on disk: {len(shown.segments):,} segments up to seq {shown.flushed_seq}, "
         f"{shown.batches_in_log:,} batches in the log"
     )
     for segment in shown.segments:
-        click.echo(
+        say(
             f"    {os.path.basename(segment.file)} seq {segment.first_seq}..{segment.last_seq}, "
             f"{bytes_text(segment.disk_bytes)}: {segment.live:,} live, {segment.deleted:,} deleted, "
             f"{segment.dead:,} dead"

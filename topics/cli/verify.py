@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json, server_of
+from topics.cli.terminal import plain, say
 from topics.folder import verify as proving
 from topics.folder.verify import Trouble, Verdict
 from topics.storage.manifest import MANIFEST_NAME
@@ -79,17 +80,19 @@ def _with_progress(folder: str, *, deep: bool, running: bool, shown: bool) -> Ve
             folder,
             deep=deep,
             running=running,
-            progress=lambda file, done, total: bar.update(task, description=file, completed=done, total=total),
+            progress=lambda file, done, total: bar.update(
+                task, description=plain(file, err=True), completed=done, total=total
+            ),
         )
 
 
 def _print(verdict: Verdict, folder: str, running: bool) -> None:
     for trouble in verdict.problems:
-        click.echo(_line("problem", trouble))
+        say(_line("problem", trouble))
     if verdict.problem_count > len(verdict.problems):
-        click.echo(f"problem: {verdict.problem_count - len(verdict.problems):,} more")
+        say(f"problem: {verdict.problem_count - len(verdict.problems):,} more")
     for trouble in verdict.notes:
-        click.echo(_line("note", trouble))
+        say(_line("note", trouble))
     read = (
         f"{verdict.files:,} files, {bytes_text(verdict.bytes)} read, {verdict.frames:,} frames, "
         f"{verdict.blocks:,} blocks, {verdict.live_records:,} live records of {verdict.topics:,} topics"
@@ -97,10 +100,10 @@ def _print(verdict: Verdict, folder: str, running: bool) -> None:
     server = ", a server is running" if running else ""
     if verdict.clean:
         depth = "" if verdict.deep else "; --deep reads every record, too"
-        click.echo(f"{folder}: whole ({read}{server}{depth})")
+        say(f"{folder}: whole ({read}{server}{depth})")
     else:
         word = "problem" if verdict.problem_count == 1 else "problems"
-        click.echo(f"{folder}: {verdict.problem_count:,} {word} ({read}{server}); topics repair says what can be done")
+        say(f"{folder}: {verdict.problem_count:,} {word} ({read}{server}); topics repair says what can be done")
 
 
 def _line(kind: str, trouble: Trouble) -> str:

@@ -26,6 +26,7 @@ from topics.cli.place import (
     print_json,
     time_text,
 )
+from topics.cli.terminal import say
 from topics.errors import TopicsError
 from topics.folder.files import Files
 from topics.folder.reading import Stretch, read_all, walk_log
@@ -273,19 +274,19 @@ def shown_records(frame: Frame, flags: bytes | None = None) -> list[dict[str, An
 def _print(line: dict[str, Any]) -> None:
     offset = f"{line['offset']:>10} " if "offset" in line else ""
     if "lsn" in line:
-        click.echo(f"{offset}{_words(line)}")
+        say(f"{offset}{_words(line)}")
         for record in line.get("records", ()):
-            click.echo(f"{'':>13}{record_words(record)}")
+            say(f"{'':>13}{record_words(record)}")
     elif "shard" in line:
-        click.echo(
+        say(
             f"{line['file']}: shard {line['shard']}, layout {line['layout']}, file {line['number']}, "
             f"salt {line['salt']}, {line['bytes']:,} bytes"
         )
     else:
         text = line.get("note") or f"DAMAGE {line['damage']}"
-        click.echo(f"{offset}{text}" if offset else f"{line['file']}: {text}")
+        say(f"{offset}{text}" if offset else f"{line['file']}: {text}")
     if "lsn" in line and "damage" in line:
-        click.echo(f"{'':>13}DAMAGE {line['damage']}")
+        say(f"{'':>13}DAMAGE {line['damage']}")
 
 
 _PLACE = {"file", "offset", "length", "lsn", "synced", "type", "topic_id", "ts"}
