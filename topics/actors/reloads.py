@@ -63,22 +63,22 @@ class Reloads:
 
     async def reload(self, order: Order, report: Report) -> Outcome:
         refusal = self._refusal()
-        if refusal is None and self._scope is not None:
+        if refusal is None and self._scope is not None and order.only != KEYS:
             refusal = "another reload is under way; wait for its end (`topics ps` shows the processes), then try again"
         if refusal is not None:
             self._log.warning("reload_refused", reason=refusal)
             return Outcome([], refusal, refused=True)
         self._log.info("reload", only=order.only or "all")
-        self._informer.reloading()
         try:
             keys = self._renew_keys()
-            outcome = await self._replace(order, report) if order.only != KEYS else Outcome([])
-            if order.only == KEYS and keys is None:
-                outcome = Outcome([], "the keys come from no file that could be read again", refused=True)
-            outcome = msgspec.structs.replace(outcome, keys=keys)
         except SettingsError as error:
             self._log.error("keys_not_reloaded", error=error, keys="as before")
-            outcome = Outcome([], f"{error}; the keys stay as they are, and nothing was replaced", refused=True)
+            return Outcome([], f"{error}; the keys stay as they are, and nothing was replaced", refused=True)
+        if order.only == KEYS:  # also while processes are replaced: those that start get the new ones
+            missing = "" if keys is not None else "the keys come from no file that could be read again"
+            return Outcome([], missing, refused=keys is None, keys=keys)
+        self._informer.reloading()
+        outcome = msgspec.structs.replace(await self._replace(order, report), keys=keys)
         if outcome.error:
             self._log.error("reload_failed", error=outcome.error, replaced=",".join(outcome.replaced))
         else:
