@@ -25,12 +25,14 @@ class KeyFile(msgspec.Struct, frozen=True):
     strict: bool = False  # a file that others could read is refused
     kept: bool = False  # by the service manager, in a folder that only this service sees
 
-    def read(self) -> tuple[Key, ...]:
+    def read(self, *, again: bool = False) -> tuple[Key, ...]:
         try:
-            # A pipe that nobody writes to must not stop the supervisor, which reads this while it serves.
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if self.lasting else 0))
+            # A pipe that nobody writes to must not stop the supervisor, which reads this again while it serves.
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if again else 0))
             with open(fd, "rb") as source:
                 found = os.fstat(fd)
+                if again and not stat.S_ISREG(found.st_mode):
+                    raise SettingsError(f"{self.named}: {self.shown} is no plain file any more")
                 content = source.read(limits.MAX_KEY_FILE_BYTES + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror

@@ -467,7 +467,7 @@ class Supervisor:
         if self._key_file is None:
             return None
         before = self._settings.api_keys
-        keys = renumbered(self._key_file.read(), before)
+        keys = renumbered(self._key_file.read(again=True), before)
         self._settings = msgspec.structs.replace(self._settings, api_keys=keys)
         self._estate.take_keys(keys)
         for child in self._children.values():
