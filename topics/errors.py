@@ -89,6 +89,10 @@ def being_rebuilt(topic: str) -> ApiError:
     )
 
 
+def lacks_scopes(names: list[str]) -> ApiError:
+    return ApiError("forbidden", f"this key lacks the scope {' and '.join(names)}", {"scopes": names})
+
+
 def throttled_by(limit: str, most: int, remedy: str, *, whose: str = "the instance") -> ApiError:
     """A resource of the whole instance, or of a key, is used up."""
     return ApiError(

@@ -20,6 +20,7 @@ import msgspec
 from topics import limits
 from topics.errors import SettingsError
 from topics.hosts import read_entry
+from topics.keyfile import KeyFile
 from topics.keys import Key, parse_keys
 
 
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
     api_keys: tuple[Key, ...] = ()
+    strict_files: bool = False
 
     max_body_bytes: int = limits.MAX_BODY_BYTES
     max_batch_records: int = limits.MAX_BATCH_RECORDS
@@ -256,6 +258,7 @@ _READERS: dict[str, _Kind] = {
     "spin_us": _Spin(),
     "allow_insecure_no_auth": _FLAG,
     "probe_auth": _FLAG,
+    "strict_files": _FLAG,
     "max_body_bytes": _Integer(1, 2**30),
     "max_batch_records": _Integer(1, 1_000_000),
     "max_record_bytes": _BYTES,
@@ -326,6 +329,7 @@ class Configured(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     origins: dict[str, Origin]
     file: str | None = None
+    key_file: KeyFile | None = None  # where the keys were read, if they can be read there again
 
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -444,13 +448,15 @@ def _split_host(text: str) -> tuple[str, int | None]:
     return host, None if port is None else _PORT.read(port)
 
 
-def _api_keys(environ: Mapping[str, str], file: ConfigFile | None) -> tuple[tuple[Key, ...], Origin]:
+def _api_keys(
+    environ: Mapping[str, str], file: ConfigFile | None, *, strict: bool
+) -> tuple[tuple[Key, ...], Origin, KeyFile | None]:
     """From the environment, or better from a file: what is in the environment can be read by more people."""
     text, path = environ.get("TOPICS_API_KEYS"), environ.get("TOPICS_API_KEYS_FILE")
     if text is not None and path:
         raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: use one of them")
     if text is not None and text.strip():
-        return parse_keys(text, source="TOPICS_API_KEYS"), Origin("environment", "TOPICS_API_KEYS")
+        return parse_keys(text, source="TOPICS_API_KEYS"), Origin("environment", "TOPICS_API_KEYS"), None
     named, origin = "TOPICS_API_KEYS_FILE", Origin("environment", f"TOPICS_API_KEYS_FILE={path}")
     if not path and file is not None and (configured := file.values.get("api_keys_file")):
         path, named = str(configured), f"{file.place('api_keys_file')}: api_keys_file"
@@ -460,14 +466,10 @@ def _api_keys(environ: Mapping[str, str], file: ConfigFile | None) -> tuple[tupl
         path = os.path.join(credentials, CREDENTIAL)
         origin = Origin("credential", path)
     if not path:
-        return (), Origin("default")
-    try:
-        with open(path, encoding="utf-8") as source:
-            content = source.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{named}: {path} can't be read: {error}") from None
-    lines = [line for line in content.splitlines() if not line.lstrip().startswith("#")]
-    return parse_keys("\n".join(lines), source=path), origin
+        return (), Origin("default"), None
+    # A later chdir must not change which file is read again.
+    source = KeyFile(os.path.abspath(path), shown=path, named=named, strict=strict, kept=origin.kind == "credential")
+    return source.read(), origin, source if source.lasting else None
 
 
 def load(
@@ -510,12 +512,13 @@ def load(
     if socket is not None:
         values["host"], values["port"] = socket
         origins["host"] = origins["port"] = Origin("socket", "the socket that was passed to us")
-    keys, origins["api_keys"] = _api_keys(environ, file)
+    keys, origins["api_keys"], key_file = _api_keys(environ, file, strict=values.get("strict_files") is True)
     settings = msgspec.structs.replace(msgspec.convert(values, Settings), api_keys=keys)
     return Configured(
         settings=settings,
         origins={field: origins.get(field, Origin("default")) for field in Settings.__struct_fields__},
         file=path,
+        key_file=key_file,
     )
 
 

@@ -26,9 +26,10 @@ class Route(NamedTuple):
     success: tuple[int, ...] = (200,)  # what the server says to whom it lets through
     body: Any = None
     named: bool = True  # a key's prefixes decide too
+    creates: bool = False  # the shard decides, too: whether there is such a topic is known there alone
 
     def __str__(self) -> str:
-        return f"{self.method} {self.path}"
+        return f"{self.method} {self.path}{' with config' if self.creates else ''}"
 
     def allows(self, scopes: frozenset[str], area: str) -> bool:
         return self.needs <= scopes and not (self.named and area == "out")
@@ -48,6 +49,14 @@ ROUTES = [
     Route("HEAD", _TOPIC, _needs("read"), (200, 404)),
     Route("DELETE", _TOPIC, _needs("delete"), (200, 404)),
     Route("POST", _TOPIC, _needs("write"), (200, 201), {"records": [{"data": 1}]}),
+    Route(
+        "POST",
+        _TOPIC,
+        _needs("write", "admin"),
+        (200, 201),
+        {"records": [{"data": 1}], "config": {"type": "queue"}},
+        creates=True,
+    ),
     Route("POST", _TOPIC + "/diff", _needs("read"), (200, 404), {"from_seq": 0}),
     Route("POST", _TOPIC + "/delete", _needs("delete"), (200, 404), {"before_seq": 1}),
     Route("POST", _TOPIC + "/claim", _needs("read", "write"), _QUEUE_FOUND_NONE, {"node": "w"}),

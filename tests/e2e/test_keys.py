@@ -14,6 +14,8 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
+from topics.keys import HIDDEN
+
 from .client import Answer, Client, Lane, unique
 from .h2wire import H2Wire
 from .keyed import (
@@ -238,6 +240,42 @@ def test_dead_letters_go_only_where_the_key_may(inside: Keyed, full: Keyed, dead
     assert full.state(other).status == (404 if refused else 200)
 
 
+def test_a_config_makes_no_topic_without_admin(by: Callable[[str | None], Keyed], full: Keyed) -> None:
+    """What exists is written to as before: a producer that always sends its config needs no more than `write`."""
+    name = f"in:{unique()}"
+    writer = by("key-write-in")
+    refused = writer.append(name, 1, config={"type": "queue", "dead_letter": "in:dead", "max_deliveries": 1})
+    assert (refused.refusal, refused.detail) == ((403, "forbidden"), {"scopes": ["admin"]})
+    assert full.state(name).status == 404
+    assert writer.append(name, 1).status == 201
+    assert writer.append(name, 1, config={"durability": "fsync"}).status == 200
+    assert by("key-write-admin-in").append(f"{name}-c", 1, config={"durability": "fsync"}).status == 201
+
+
+def test_refusals_name_no_topic_outside(inside: Keyed, full: Keyed) -> None:
+    """A destination with another source, a router that goes elsewhere, a cycle, a queue's dead letters."""
+    mark = unique("Yp8")
+    dest, a, b = f"in:{mark}-dest", f"in:{mark}-a", f"in:{mark}-b"
+    hidden, middle, dead = f"out:{mark}-source", f"out:{mark}-middle", f"out:{mark}-dead"
+    for router, source, target in (("1", hidden, dest), ("2", a, middle), ("3", middle, b)):
+        assert full.send("PUT", f"/v0/routers/in:{mark}-{router}", {"source": source, "dest": target}).status == 201
+    full.put(f"in:{mark}-q", type="queue", dead_letter=dead, max_deliveries=1)
+    fan_in = inside.send("PUT", f"/v0/routers/in:{mark}-4", {"source": a, "dest": dest})
+    moved = inside.send("PUT", f"/v0/routers/in:{mark}-1", {"source": a, "dest": dest})
+    cycle = inside.send("PUT", f"/v0/routers/in:{mark}-4", {"source": b, "dest": a})
+    shown = inside.state(f"in:{mark}-q")
+    assert [answer.status for answer in (fan_in, moved, cycle, shown)] == [409, 409, 409, 200]
+    assert fan_in.detail == {"reason": "router_dest_fan_in", "dest": dest, "source": HIDDEN}
+    assert moved.detail == {"reason": "router_repoint_forbidden", "source": HIDDEN, "dest": dest}
+    assert cycle.detail == {"cycle": [b, a, HIDDEN, b]}
+    assert shown["config"]["dead_letter"] == HIDDEN
+    for answer in (fan_in, moved, cycle, shown, inside.list(page_size=1_000), inside.get("/v0/routers")):
+        assert f"out:{mark}".encode() not in answer.raw
+    assert full.send("PUT", f"/v0/routers/in:{mark}-4", {"source": a, "dest": dest}).detail["source"] == hidden
+    for router in "123":
+        full.send("DELETE", f"/v0/routers/in:{mark}-{router}")
+
+
 # --- lists -------------------------------------------------------------------------------------------
 
 
@@ -284,7 +322,13 @@ def test_lists_hold_what_the_key_may_touch(full: Keyed, by: Callable[[str | None
     for outside in ("in:", "z", f"l10:{mark}", "l1A"):
         assert all_pages(limited, prefix=outside) == []
     if what == "router":
-        assert all_pages(limited, source="in:source") == sorted(mine)
+        assert all_pages(full, source="in:source", prefix="l1:") == mine[:5]
+        assert all_pages(limited, source="in:source") == [], "it would learn that there is such a topic"
+        for name in (mine[0], mine[-1]):
+            shown = limited.send("GET", f"{path}/{name}")
+            assert (shown["source"], shown["dest"]) == (HIDDEN, HIDDEN)
+        listed = limited.get(path, page_size=1)["routers"][0]
+        assert (listed["source"], listed["dest"]) == (HIDDEN, HIDDEN)
         assert all_pages(limited, dest="in:source") == []
     for name in mine + others:
         full.send("DELETE", f"{path}/{name}")

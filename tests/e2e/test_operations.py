@@ -40,6 +40,8 @@ NOT_RUN = {
     "chown -R topics:topics /var/lib/topics",
     "chown topics:topics /mnt/cold/topics",
     "kill -9 PID",
+    "umask 077",
+    "sed -i '/ name=worker-2026\\( \\|$\\)/d' /etc/topics/api-keys",
     "systemctl stop topics",
 }
 

@@ -35,6 +35,7 @@ from topics.gateway.origins import Origins
 from topics.gateway.routes import Routes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
+from topics.keys import Key
 from topics.settings import Settings
 from topics.shm import layout
 from topics.shm.ring import format_link
@@ -152,7 +153,9 @@ class Gateway:
         self.stays_awake = True  # it saw work before it would have gone to sleep
         self.calls = Calls(shards=shards, timeout_ms=600_000)
         self.feeds = Feeds(self.calls, shards=shards)
-        self.streams = Streams(settings=settings, calls=self.calls, feeds=self.feeds)
+        self.wall_ms = 0
+        self.guard = Guard(settings.api_keys, probes=settings.probe_auth, now_ms=lambda: self.wall_ms)
+        self.streams = Streams(settings=settings, calls=self.calls, feeds=self.feeds, guard=self.guard)
         self.calls.on_unasked = self.streams.unasked
         self.interests = Interests()
         handlers = Handlers(settings, shards=shards, board=None)  # type: ignore[arg-type]
@@ -164,7 +167,7 @@ class Gateway:
             heads=Heads(
                 Routes(handlers, self.watches, routers(shards=shards), queues(shards=shards), metrics(shards=shards)),
                 max_body_bytes=settings.max_body_bytes,
-                guard=Guard(settings.api_keys, probes=settings.probe_auth),
+                guard=self.guard,
                 origins=Origins(settings),
             ),
             handlers=handlers,
@@ -219,6 +222,8 @@ class Gateway:
         lane, calls, streams = self.lane, self.calls, self.streams
         lane.begin_round()
         streams.now_ns = self.now_ns
+        if self.guard.has_news():
+            self.revoke()
         lane.go_on()
         for fd, event in self._events():
             lane.handle(fd, event)
@@ -246,6 +251,17 @@ class Gateway:
     def link_down(self, shard: int) -> None:
         self.calls.link_down(shard)
         self.streams.link_down(shard)
+        self.lane.send_dirty()
+
+    def take_keys(self, keys: tuple[Key, ...]) -> None:
+        self.guard.replace(keys)
+        self.revoke()
+
+    def revoke(self) -> None:
+        self.lane.revoke(self.guard.refusal)
+        self.streams.revoke()
+        self.calls.answer_polls()
+        self.calls.flush()
         self.lane.send_dirty()
 
     def stop(self) -> None:
@@ -601,9 +617,11 @@ UPGRADE = (
 class WsClient:
     """A WebSocket client: the frames of the `websockets` package over a pipe."""
 
-    def __init__(self, gateway: Gateway, *, window: int = UNLIMITED, first: bytes = b"") -> None:
+    def __init__(
+        self, gateway: Gateway, *, window: int = UNLIMITED, first: bytes = b"", upgrade: bytes = UPGRADE
+    ) -> None:
         self.pipe = Pipe(window=window)
-        self.pipe.inbox += UPGRADE + first
+        self.pipe.inbox += upgrade + first
         self.connection = gateway.adopt(self.pipe)
         self.protocol = Protocol(CLIENT, state=OPEN, max_size=None)
         self.answer: Answer | None = None

@@ -561,9 +561,11 @@ class Shard:
         key: str | None = None,
         config: TopicConfig | None = None,
         create: bool | None = None,
+        modest: bool = False,
     ) -> int:
         body, size = batch_of(records)
-        return self.send(Op.APPEND, messages.Append(topic, len(records), size, create, config, key), body)
+        head = messages.Append(topic, len(records), size, create, config, key, modest=modest)
+        return self.send(Op.APPEND, head, body)
 
     def append(self, topic: str, records: list[Record], **more: Any) -> messages.Appended:
         correlation = self.send_append(topic, records, **more)

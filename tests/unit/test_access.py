@@ -80,6 +80,15 @@ def test_a_key_is_a_number_and_who_has_none_is_not_shown() -> None:
     assert "key" not in parse(noted(key=0))
 
 
+def test_a_key_with_a_name_is_its_name() -> None:
+    log = Kept()
+    access = AccessLog(log, prefix="0.1.", names={12: "ci"})
+    for key in (12, 3):
+        access.note(**{**REQUEST, "key": key})
+    access.flush()
+    assert [parse(line)["key"] for line in "".join(log.puts).splitlines()] == ["ci", "3"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -169,6 +169,21 @@ def test_whether_a_write_creates(shard: Shard, create: bool | None, auto_create:
         assert "t" not in shard.engine.topics
 
 
+def test_a_config_of_a_modest_write_makes_no_topic(shard: Shard) -> None:
+    """Its key may not configure. What exists is written to as before, and without a config a topic is made."""
+    given = TopicConfig(type="queue", dead_letter="elsewhere", max_deliveries=1)
+    error = error_of(lambda: shard.append("t", records(1), config=given, modest=True))
+    assert (error.code, error.detail) == ("forbidden", {"scopes": ["admin"]})
+    assert "t" not in shard.engine.topics
+    refused = error_of(lambda: shard.append("t", records(1), config=TopicConfig(), create=True, modest=True))
+    assert refused.code == "forbidden"
+    unmade = error_of(lambda: shard.append("t", records(1), config=given, create=False, modest=True))
+    assert unmade.code == "topic_not_found"
+    assert shard.append("t", records(1), modest=True).created
+    assert not shard.append("t", records(1), config=given, modest=True).created
+    assert shard.report("t").config == TopicConfig()
+
+
 def test_an_inline_config_counts_only_for_the_creation(shard: Shard) -> None:
     shard.append("t", records(1), config=TopicConfig(cap_records=5))
     shard.append("t", records(1), config=TopicConfig(cap_records=9))

@@ -17,6 +17,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.gateway.exchange import Call, Gather, Request, Response
 from topics.gateway.handlers import Handlers
+from topics.keys import HIDDEN, Key, Scope
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 from topics.storage.config import TopicConfig
@@ -50,6 +51,30 @@ def content(response: Any) -> dict[str, Any]:
 
 
 # --- records ---
+
+
+@pytest.mark.parametrize(
+    ("scopes", "modest"), [(None, False), (Scope.WRITE, True), (Scope.WRITE | Scope.ADMIN, False), (Scope.ALL, False)]
+)
+def test_a_config_is_modest_without_admin(handlers: Handlers, scopes: Scope | None, modest: bool) -> None:
+    key = None if scopes is None else Key(b"", int(scopes))
+    for body, expected in ((b'{"records":[{"data":1}],"config":{}}', modest), (b'{"records":[{"data":1}]}', False)):
+        asked = request(body=body)
+        asked.key = key
+        assert call_of(handlers.append(asked)).head.modest is expected
+
+
+def test_a_dead_letter_topic_outside_of_the_prefixes_is_not_shown(handlers: Handlers) -> None:
+    config = TopicConfig(dead_letter="out:dead", max_deliveries=1)
+    report = messages.TopicReport(1, 1, 1, 1, config, 0, 0, 0)
+    for prefixes, shown in (((), "out:dead"), (("out:", "in:"), "out:dead"), (("in:",), HIDDEN)):
+        asked = request("in:q")
+        asked.key = Key(b"", prefixes=prefixes)
+        gather = handlers.get_topic(asked)
+        assert isinstance(gather, Gather)
+        assert content(gather.render([report]))["config"]["dead_letter"] == shown
+    with pytest.raises(ApiError, match="dead_letter"):  # what was shown can't be sent back by mistake
+        handlers.put_topic(request(body=b'{"type":"queue","max_deliveries":1,"dead_letter":"%b"}' % HIDDEN.encode()))
 
 
 def test_an_append_asks_its_shard_and_shows_the_seqs(handlers: Handlers) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model import error_of, examples
 
 from topics.errors import ApiError
+from topics.keys import HIDDEN
 from topics.router.rules import Rules
 from topics.storage.routers import Rule
 
@@ -61,6 +62,23 @@ def test_a_cycle_is_named_from_its_source_around(arrow: str, cycle: list[str]) -
     error = refused(known, arrow)
     assert (error.code, error.detail) == ("router_cycle", {"cycle": cycle})
     known.check_new(source=arrow[0], dest=arrow[1], allow_cycle=True)
+
+
+def test_names_outside_of_the_prefixes_are_not_told() -> None:
+    known = rules("ab", "bc", "cd")
+
+    def told(arrow: str, *prefixes: str) -> ApiError:
+        return error_of(
+            lambda: known.check_new(source=arrow[0], dest=arrow[1], allow_cycle=False, prefixes=tuple(prefixes))
+        )
+
+    cycle = told("da", "a", "d")
+    assert cycle.detail == {"cycle": ["d", "a", HIDDEN, HIDDEN, "d"]}
+    assert f"d -> a -> {HIDDEN} -> {HIDDEN} -> d" in cycle.message
+    fan_in = told("db", "b", "d")
+    assert fan_in.detail == {"reason": "router_dest_fan_in", "dest": "b", "source": HIDDEN}
+    assert '"a"' not in fan_in.message
+    assert told("db", "a", "b", "d").detail == {"reason": "router_dest_fan_in", "dest": "b", "source": "a"}
 
 
 def test_a_router_of_a_ring_may_not_take_its_permission_back() -> None:

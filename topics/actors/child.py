@@ -34,6 +34,7 @@ from topics.actors.control import (
     LayoutCommitted,
     LinkDown,
     LinkUp,
+    NewKeys,
     Prepare,
     Prepared,
     Retire,
@@ -132,6 +133,8 @@ async def _obey(context: Context, channel: Channel) -> None:
                 context.link_down(peer)
             case LayoutCommitted():
                 context.layout_committed()
+            case NewKeys(keys):
+                context.on_keys(keys)
             case Hold(peer):
                 context.on_hold(peer)
             case Retire():

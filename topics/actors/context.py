@@ -24,6 +24,7 @@ from topics.actors import messages
 from topics.actors.control import Boot, Channel, ChannelClosed, Failed, Held, Left, LinkGrant, Ready
 from topics.actors.link import Link
 from topics.actors.log import Log
+from topics.keys import Key
 from topics.shm.counters import Board, State, Word
 from topics.shm.doorbell import Doorbell
 from topics.shm.region import Region
@@ -86,6 +87,7 @@ class Context:
         self.on_link_down: Callable[[str], None] = _ignore
         self.on_layout_committed: Callable[[], None] = _ignore
         self.on_stop: Callable[[], None] = _ignore
+        self.on_keys: Callable[[tuple[Key, ...]], None] = _ignore
         self.on_hold: Callable[[str], None] = self.held
         self.on_retire: Callable[[socket.socket | None], None] = lambda heir: self.on_stop()
         self.on_beat: Callable[[], None] = _ignore  # about once a second, also when nothing happens

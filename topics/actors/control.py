@@ -4,7 +4,7 @@ A SOCK_SEQPACKET pair: one message is one packet, file descriptors travel with i
 either side dies the other reads end-of-file. Orders and news only: nothing on the path of a request comes
 this way.
 
-    supervisor ──► child   Prepare, Boot, LinkUp, LinkDown, LayoutCommitted, Hold, Retire, Stop
+    supervisor ──► child   Prepare, Boot, LinkUp, LinkDown, LayoutCommitted, NewKeys, Hold, Retire, Stop
     child ──► supervisor   Prepared, Ready, Held, Left, Failed, Stopped
 
 Boot is the first packet, but for Prepare: a successor imports its role while the one before it still serves. Boot's
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import msgspec
 
 from topics.errors import TopicsError
+from topics.keys import Key
 from topics.settings import Settings
 
 MAX_MESSAGE_BYTES = 192 * 1024  # below the default socket buffer; a Boot for 80 processes is a twentieth
@@ -80,6 +81,12 @@ class LayoutCommitted(msgspec.Struct, frozen=True, tag="layout_committed"):
     pass
 
 
+class NewKeys(msgspec.Struct, frozen=True, tag="new_keys"):
+    """To those who talk to clients: these keys, and no others, from now on."""
+
+    keys: tuple[Key, ...]
+
+
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
     """This peer is about to be replaced: ask it nothing new until its next link is up, and say when all that was asked
     is in its ring (Held)."""
@@ -127,6 +134,7 @@ Message = (
     | LinkUp
     | LinkDown
     | LayoutCommitted
+    | NewKeys
     | Hold
     | Retire
     | Stop

@@ -13,11 +13,15 @@ import os
 import socket
 from collections.abc import Sequence
 
+import msgspec
+
+from topics import limits
 from topics.actors.children import Child, Link
 from topics.actors.control import Boot
 from topics.actors.datadir import LayoutPlan
 from topics.actors.listener import bind_listener
 from topics.actors.process import ProcessSpec
+from topics.keys import Key
 from topics.settings import Settings
 from topics.shm.counters import Board
 from topics.shm.doorbell import Doorbell
@@ -35,9 +39,15 @@ class Estate:
         self.listener = listener or bind_listener(settings.host, settings.port)
         self.board = Board.create([own_name, *(spec.name for spec in specs)])
         doors = sum(spec.listener for spec in specs)
-        self.usage = Usage.create(gateways=doors, keys=len(settings.api_keys) + 1)  # they are numbered from 1
+        # They are numbered from 1. A reload may bring as many as there are, and numbers of before are not used again.
+        keys = 2 * limits.MAX_API_KEYS if settings.api_keys else 0
+        self.usage = Usage.create(gateways=doors, keys=keys + 1)
         self._bell_fds = {spec.name: Doorbell.create_fd() for spec in specs}
         self.link_bytes = link_bytes(settings.ring_bytes)
+
+    def take_keys(self, keys: tuple[Key, ...]) -> None:
+        """Processes that start from now on get these."""
+        self._settings = msgspec.structs.replace(self._settings, api_keys=keys)
 
     def make_regions(self, child: Child) -> dict[Link, Region]:
         """Fresh memory for every link whose other end lives; the rest is made when that end starts."""

@@ -19,15 +19,18 @@ from collections.abc import Iterator
 import msgspec
 
 from topics.errors import ServerNotRunning
+from topics.keys import Difference
 
 KINDS = ("gateway", "shard", "router", "queue")
+KEYS = "keys"  # read the key file again, and replace nothing
+_SHOWN_KEYS = 20  # named in an answer, which has to fit into a packet
 REPLACE_TIMEOUT_S = 120.0  # for one process: a shard may have a log to replay
 _MAX_PACKET = 64 * 1024
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Replace every process, or those of one kind; each may take so long."""
+    """Read the keys again, then replace every process, or those of one kind, or none; each may take so long."""
 
     only: str | None = None
     timeout_s: float = REPLACE_TIMEOUT_S
@@ -44,10 +47,37 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     took_ms: int = 0
 
 
+class KeysRead(msgspec.Struct, frozen=True):
+    """The keys that are in effect now, and what has changed: names, or numbers of keys without one."""
+
+    total: int
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+    @classmethod
+    def of(cls, total: int, found: Difference) -> KeysRead:
+        return cls(total, *(_shortened(each) for each in (found.added, found.removed, found.changed)))
+
+    def __str__(self) -> str:
+        parts = [
+            f"{what}: {', '.join(labels)}"
+            for what, labels in (("added", self.added), ("removed", self.removed), ("changed", self.changed))
+            if labels
+        ]
+        return "; ".join([f"{self.total} in effect", *(parts or ["none has changed"])])
+
+
+def _shortened(labels: list[str]) -> list[str]:
+    more = len(labels) - _SHOWN_KEYS
+    return labels if more <= 0 else [*labels[:_SHOWN_KEYS], f"and {more} more"]
+
+
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
     replaced: list[str]
     error: str = ""  # empty: all went well
     refused: bool = False  # it was not even begun
+    keys: KeysRead | None = None  # None: they come from no file that could be read again
 
 
 _answers: msgspec.json.Decoder[Progress | Outcome] = msgspec.json.Decoder(Progress | Outcome)

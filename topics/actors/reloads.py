@@ -1,7 +1,9 @@
 """Who may ask for a reload, and when: one at a time, of a server that is ready.
 
 It listens for orders (orders.py) and carries each out with reload.py. Whoever asked is told what happens as it happens;
-SIGHUP is the order without anybody who listens.
+SIGHUP is the order without anybody who listens. The keys are read again first, and are in effect in all gateways before
+any process is replaced: what is replaced, or fails to be, has no part in who may do what. If they can't be read, those
+of before stay and nothing is replaced.
 
 Crash: with the supervisor. A command that waits sees the socket close.
 """
@@ -11,13 +13,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import msgspec
 import trio
 
 from topics.actors import orders
 from topics.actors.log import Log
 from topics.actors.notify import Informer
-from topics.actors.orders import Desk, Order, Outcome, Progress
+from topics.actors.orders import KEYS, Desk, KeysRead, Order, Outcome, Progress
 from topics.actors.reload import Reload, Report
+from topics.errors import SettingsError
 
 
 def unheard(news: Progress) -> None:
@@ -25,8 +29,11 @@ def unheard(news: Progress) -> None:
 
 
 class Reloads:
-    def __init__(self, *, log: Log, refusal: Callable[[], str | None]) -> None:
+    def __init__(
+        self, *, log: Log, refusal: Callable[[], str | None], renew_keys: Callable[[], KeysRead | None]
+    ) -> None:
         self._log = log
+        self._renew_keys = renew_keys  # None: they are in no file; SettingsError: they stay as they are
         self._refusal = refusal  # why there can't be one now
         self._desk = Desk()
         self._scope: trio.CancelScope | None = None  # of the one under way
@@ -56,22 +63,34 @@ class Reloads:
 
     async def reload(self, order: Order, report: Report) -> Outcome:
         refusal = self._refusal()
-        if refusal is None and self._scope is not None:
+        if refusal is None and self._scope is not None and order.only != KEYS:
             refusal = "another reload is under way; wait for its end (`topics ps` shows the processes), then try again"
         if refusal is not None:
             self._log.warning("reload_refused", reason=refusal)
             return Outcome([], refusal, refused=True)
         self._log.info("reload", only=order.only or "all")
+        try:
+            keys = self._renew_keys()
+        except SettingsError as error:
+            self._log.error("keys_not_reloaded", error=error, keys="as before")
+            return Outcome([], f"{error}; the keys stay as they are, and nothing was replaced", refused=True)
+        if order.only == KEYS:  # also while processes are replaced: those that start get the new ones
+            missing = "" if keys is not None else "the keys come from no file that could be read again"
+            return Outcome([], missing, refused=keys is None, keys=keys)
         self._informer.reloading()
-        outcome = Outcome([], "the server was told to stop")
-        with trio.CancelScope() as self._scope:
-            outcome = await self._begin(order, report).run()
-        self._scope = None
+        outcome = msgspec.structs.replace(await self._replace(order, report), keys=keys)
         if outcome.error:
             self._log.error("reload_failed", error=outcome.error, replaced=",".join(outcome.replaced))
         else:
             self._log.info("reloaded", processes=len(outcome.replaced))
         self._informer.reloaded()
+        return outcome
+
+    async def _replace(self, order: Order, report: Report) -> Outcome:
+        outcome = Outcome([], "the server was told to stop")
+        with trio.CancelScope() as self._scope:
+            outcome = await self._begin(order, report).run()
+        self._scope = None
         return outcome
 
     def cancel(self) -> None:

@@ -40,6 +40,7 @@ from topics.actors.control import (
     LinkDown,
     LinkUp,
     Message,
+    NewKeys,
     Ready,
     Stop,
     Stopped,
@@ -49,7 +50,7 @@ from topics.actors.estate import Estate
 from topics.actors.listener import write_port_file
 from topics.actors.log import Log
 from topics.actors.notify import Bulletin, Informer, ServiceManager
-from topics.actors.orders import Order
+from topics.actors.orders import KeysRead, Order
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.provisions import forbid_core_dumps, raise_open_files_limit, require_shared_memory
 from topics.actors.pulse import Pulse
@@ -57,6 +58,8 @@ from topics.actors.reload import Reload, Report
 from topics.actors.reloads import Reloads
 from topics.actors.restarts import OVER, Action, Event, Life
 from topics.errors import StartRefused, TopicsError
+from topics.keyfile import KeyFile
+from topics.keys import difference, moment_text, renumbered
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 from topics.shm.layout import require_supported_machine
@@ -84,6 +87,7 @@ class Supervisor:
         stop_timeout_ms: int = limits.STOP_TIMEOUT_MS,
         listener: socket.socket | None = None,  # one that we were given; else we bind our own
         manager: ServiceManager | None = None,
+        key_file: KeyFile | None = None,  # where the keys of the settings can be read again
     ) -> None:
         require_supported_machine()
         sweep_leftovers()
@@ -111,7 +115,8 @@ class Supervisor:
         self._stop_asked = trio.Event()
         self._announced = False
         self._exit_code = 0
-        self._reloads = Reloads(log=self._log, refusal=self._no_reload)
+        self._key_file = key_file
+        self._reloads = Reloads(log=self._log, refusal=self._no_reload, renew_keys=self._renew_keys)
         self._terminal = os.isatty(0)
         self._manager = manager
         self._announce()
@@ -157,6 +162,7 @@ class Supervisor:
                 nursery.start_soon(self._reloads.serve, self._begin_reload, self._informer)
                 if not self._settings.api_keys:
                     self._log.warning("no_api_keys", means="everyone who reaches this server may read and write")
+                self._look_at_keys()
                 if self._plan.changes:
                     self._log.info(
                         "shard_count_changes",
@@ -459,6 +465,31 @@ class Supervisor:
             report=report,
             stop_timeout_s=self._stop_timeout_s,
         )
+
+    def _renew_keys(self) -> KeysRead | None:
+        """All gateways get the same keys, now or when they start; SettingsError: none does."""
+        if self._key_file is None:
+            return None
+        before = self._settings.api_keys
+        keys = renumbered(self._key_file.read(again=True), before)
+        self._settings = msgspec.structs.replace(self._settings, api_keys=keys)
+        self._estate.take_keys(keys)
+        for child in self._children.values():
+            if child.spec.listener:
+                self._tell(child, NewKeys(keys))
+        found = KeysRead.of(len(keys), difference(before, keys))
+        changes = {"added": found.added, "removed": found.removed, "changed": found.changed}
+        told = {what: ",".join(labels) for what, labels in changes.items() if labels}
+        self._log.info("keys_reloaded", keys=len(keys), **told)
+        self._look_at_keys()
+        return found
+
+    def _look_at_keys(self) -> None:
+        if self._key_file is not None and (exposure := self._key_file.exposure()):
+            self._log.warning("key_file_exposed", file=exposure)
+        for key in self._settings.api_keys:
+            if key.expired(time.time_ns() // 1_000_000):
+                self._log.warning("key_expired", key=key.label, since=moment_text(key.expires_ms))
 
     def _no_reload(self) -> str | None:
         if self._stop_asked.is_set():

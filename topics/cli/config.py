@@ -106,6 +106,8 @@ def shown(settings: Settings) -> dict[str, object]:
 def notes(found: Configured) -> list[str]:
     """What is no mistake in itself, but probably not meant. Keys may come with the service, which is not here."""
     said = strangers(os.environ)
+    if found.key_file is not None and (exposure := found.key_file.exposure()):
+        said.append(exposure)
     try:
         require_keys(found.settings)
     except SettingsError as exc:

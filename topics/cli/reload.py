@@ -1,10 +1,10 @@
-"""`topics reload`: have a running server replace its processes one by one, and wait until it has.
+"""`topics reload`: have a running server read its keys again and replace its processes one by one, and wait for that.
 
 The work is the supervisor's (topics/actors/reload.py); this asks for it and shows how it goes. Ctrl-C ends the waiting,
 not the reload.
 
 Exit codes: 0 every process was replaced and is ready; 1 one was not, and stderr says which and why; 2 there was no
-reload: another is under way, or the server is not ready.
+reload: another is under way, the server is not ready, or its key file is not right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from topics.actors.datadir import read_lock_info
-from topics.actors.orders import KINDS, REPLACE_TIMEOUT_S, Order, Outcome, Progress, give_order
+from topics.actors.orders import KEYS, KINDS, REPLACE_TIMEOUT_S, KeysRead, Order, Outcome, Progress, give_order
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.terminal import say
 from topics.errors import ServerNotRunning
@@ -38,10 +38,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaced: list[Replaced]
     error: str = ""
     refused: bool = False
+    keys: KeysRead | None = None
 
 
 @click.command()
-@click.option("--only", type=click.Choice(KINDS), help="Replace only processes of this kind.")
+@click.option("--only", type=click.Choice((*KINDS, KEYS)), help="Replace only this kind; keys: none.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -54,15 +55,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 @data_dir_option
 @json_option
 def reload(only: str | None, timeout_s: float, data_dir: str | None, as_json: bool) -> None:
-    """Replace the processes of a running server one by one, while clients keep working.
+    """Read the key file again and replace the processes of a running server one by one, while clients keep working.
 
     The new ones run the code that is installed now. The supervisor stays, and with it the settings: a changed setting,
     and a new version of the supervisor itself, take a restart. SIGHUP to the supervisor does the same.
+
+    The keys come first, and take effect in all gateways before anything is replaced; streams of keys that are gone end.
+    A key file that is not right changes nothing: the keys stay, and no process is replaced.
 
     It ends with the first process that can't be replaced; what was not replaced by then goes on.
 
     \b
       topics reload
+      topics reload --only keys
       topics reload --only gateway
       systemctl reload topics
     """
@@ -72,8 +77,11 @@ def reload(only: str | None, timeout_s: float, data_dir: str | None, as_json: bo
         result = _follow(news) if as_json else _show(news)
         if as_json:
             print_json(result)
-        elif not result.error:
-            say(f"{len(result.replaced)} processes were replaced")
+        else:
+            if result.keys is not None:
+                say(f"keys: {result.keys}")
+            if not result.error and only != KEYS:
+                say(f"{len(result.replaced)} processes were replaced")
         if result.error:
             say(f"topics: {result.error}", err=True)
             sys.exit(EXIT_REFUSED if result.refused else 1)
@@ -83,7 +91,7 @@ def _follow(news: Iterable[Progress | Outcome], on_progress: Callable[[Progress]
     replaced: list[Replaced] = []
     for step in news:
         if isinstance(step, Outcome):
-            return Result(replaced=replaced, error=step.error, refused=step.refused)
+            return Result(replaced=replaced, error=step.error, refused=step.refused, keys=step.keys)
         if step.stage == "ready":
             replaced.append(Replaced(name=step.process, pid=step.pid, took_ms=step.took_ms))
         on_progress(step)

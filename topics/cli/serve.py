@@ -22,6 +22,7 @@ from topics.actors.process import ProcessSpec
 from topics.actors.secrecy import conceal
 from topics.actors.supervisor import Supervisor
 from topics.errors import SettingsError, StartRefused
+from topics.keyfile import KeyFile
 from topics.settings import Settings, load, require_keys
 
 EXIT_REFUSED = 2
@@ -86,19 +87,22 @@ def serve(config: str | None, host: str | None, port: int | None, data_dir: str 
         environ = conceal(os.environ)  # first: it may start us anew
         listener = given_listener(os.environ, os.getpid())
         address = None if listener is None else listener.getsockname()[:2]
-        settings = load(environ, config=config, options=given, socket=address).settings
+        found = load(environ, config=config, options=given, socket=address)
+        settings = found.settings
         require_keys(settings)
         manager = ServiceManager.from_environment(os.environ)
         for name in FOR_US_ALONE:
             os.environ.pop(name, None)
-        code = _run(settings, listener, manager)
+        code = _run(settings, listener, manager, found.key_file)
     except (SettingsError, StartRefused) as exc:
         click.echo(f"topics: {exc}", err=True)
         sys.exit(EXIT_REFUSED)
     sys.exit(code)
 
 
-def _run(settings: Settings, listener: socket.socket | None, manager: ServiceManager | None) -> int:
+def _run(
+    settings: Settings, listener: socket.socket | None, manager: ServiceManager | None, key_file: KeyFile | None
+) -> int:
     claim = LockInfo(
         pid=os.getpid(),
         started_ms=time.time_ns() // 1_000_000,
@@ -114,6 +118,7 @@ def _run(settings: Settings, listener: socket.socket | None, manager: ServiceMan
             folder,
             listener=listener,
             manager=manager,
+            key_file=key_file,
         )
         return trio.run(supervisor.run)
     finally:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from topics.actors.log import Log
 
 _LONGEST_PATH = 512  # a longer line than a pipe takes in one piece could be torn
 
 
 class AccessLog:
-    def __init__(self, log: Log, *, prefix: str) -> None:
+    def __init__(self, log: Log, *, prefix: str, names: Mapping[int, str] | None = None) -> None:
         self._log = log
         self._prefix = prefix  # of request ids
+        self._names = {} if names is None else names  # of keys, by number
         self._lines: list[str] = []
 
     def note(
@@ -38,7 +41,7 @@ class AccessLog:
             "peer": peer,
         }
         if key:
-            fields["key"] = key
+            fields["key"] = self._names.get(key, key)
         self._lines.append(self._log.line("info", "request", fields))
 
     def flush(self) -> None:

@@ -412,6 +412,8 @@ class ColdLane:
             await self._body(life, self._settings.max_body_bytes, keep=False)
             raise
         body: bytes | bytearray = await self._body(life, route.most, keep=route.takes_body)
+        if (refusal := self._guard.refusal(owner)) is not None:
+            raise refusal  # the key has ended while the body came
         if self._handlers.draining and not route.always:
             raise shutting_down()
         self._take_slot(life, owner)

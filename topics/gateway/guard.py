@@ -2,15 +2,25 @@
 
 The lanes ask once per request head, before the body is looked at. Names in bodies are checked by the handler that reads
 them, with the key that the request carries. Without keys everyone may do everything.
+
+Keys end while the server runs: a reload takes them away or gives them other rights, and their time comes. What was
+decided with a key before that (heads that are remembered, streams, bodies on their way) is decided again (`refusal`).
+
+Names that a key may not touch are not told to it either: answers say HIDDEN in their place, which is no name. A client
+that sends back what it was told is refused, and does not configure something else by mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from topics.errors import ApiError, throttled_by
-from topics.keys import Key, Keyring, Scope
+import msgspec
+
+from topics.errors import ApiError, lacks_scopes, throttled_by
+from topics.keys import Key, Keyring, Scope, moment_text, seen
 from topics.storage.config import TopicConfig
 
 if TYPE_CHECKING:
@@ -20,13 +30,45 @@ _CHALLENGE = "send Authorization: Bearer <key>"
 
 
 class Guard:
-    def __init__(self, keys: Sequence[Key], *, probes: bool) -> None:
-        self._ring = Keyring(keys)
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        *,
+        probes: bool,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._now_ms = now_ms
         self._probes = probes  # liveness and readiness need a key too
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[Key]) -> None:
+        self._ring = Keyring(keys)
+        self._ends_ms = sorted(key.expires_ms for key in keys if key.expires_ms)
+        self._ended = bisect_right(self._ends_ms, self._now_ms())
 
     @property
     def on(self) -> bool:
         return bool(self._ring)
+
+    def has_news(self) -> bool:
+        """Whether the time of a key has come since this was last asked. Once a round: it looks at the clock only if
+        there are keys that end."""
+        if not self._ends_ms:
+            return False
+        before, self._ended = self._ended, bisect_right(self._ends_ms, self._now_ms())  # clocks are set back, too
+        return self._ended > before
+
+    def refusal(self, key: Key | None) -> ApiError | None:
+        """Why what this key was let through with is not true any more: it is gone, it has other rights, or its time has
+        come. None: it is true."""
+        if key is None:
+            return None
+        now = self._ring.now(key)
+        if now is None:
+            return ApiError("unauthorized", "this key was revoked")
+        if now.expired(self._now_ms()):
+            return _expired(now)
+        return None if now.same_rights(key) else ApiError("unauthorized", "the rights of this key have changed; retry")
 
     def admit(self, route: Route, authorization: Sequence[bytes]) -> Key | None:
         """The request's key; None: there are none, or this route needs none."""
@@ -35,6 +77,8 @@ class Guard:
         key = self._ring.find(_token(authorization, route.query if route.token else {}))
         if key is None:
             raise ApiError("unauthorized", "this key is not known here")
+        if key.expired(self._now_ms()):
+            raise _expired(key)
         if not key.allows(route.scope):
             raise lacks(route.scope & ~key.scopes)
         if route.name and route.named and not key.covers(route.name):
@@ -55,9 +99,14 @@ def _token(authorization: Sequence[bytes], query: Mapping[str, str]) -> bytes:
     raise ApiError("unauthorized", f"a key is needed: {_CHALLENGE}")
 
 
+def _expired(key: Key) -> ApiError:
+    """Told to who has the secret alone."""
+    at = moment_text(key.expires_ms)
+    return ApiError("unauthorized", f"this key has expired: it was good until {at}", {"expired": at})
+
+
 def lacks(scopes: int) -> ApiError:
-    names = [scope.name.lower() for scope in Scope if scope in Scope(scopes) and scope.name]
-    return ApiError("forbidden", f"this key lacks the scope {' and '.join(names)}", {"scopes": names})
+    return lacks_scopes([scope.name.lower() for scope in Scope if scope in Scope(scopes) and scope.name])
 
 
 def outside(name: str) -> ApiError:
@@ -75,6 +124,23 @@ def check_config(key: Key | None, config: TopicConfig) -> None:
     """A queue's dead letters are written on behalf of whoever configured it."""
     if config.dead_letter is not None:
         check_names(key, [config.dead_letter])
+
+
+def may_configure(key: Key | None) -> bool:
+    """Whether an append of this key may make a topic with a config. The shard decides with it: whether there is such a
+    topic, whose config then stays as it is, is known there alone."""
+    return key is None or key.allows(Scope.ADMIN)
+
+
+def seen_name(key: Key | None, name: str) -> str:
+    return name if key is None else seen(name, key.prefixes)
+
+
+def seen_config(key: Key | None, config: TopicConfig) -> TopicConfig:
+    """A config as its reader may see it: someone with other prefixes may have named the dead letters."""
+    if config.dead_letter is None or (shown := seen_name(key, config.dead_letter)) == config.dead_letter:
+        return config
+    return msgspec.structs.replace(config, dead_letter=shown)
 
 
 def check_scope(key: Key | None, scope: int) -> None:

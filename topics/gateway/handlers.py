@@ -21,7 +21,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, being_rebuilt, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
-from topics.gateway.guard import check_config
+from topics.gateway.guard import check_config, may_configure, seen_config
 from topics.gateway.pressure import Pressure
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
@@ -73,6 +73,8 @@ class Handlers:
         head, batch = bodies.resolve_append(given, request.name, self.settings, key=request.idempotency_key, size=size)
         if head.config is not None:
             check_config(request.key, head.config)
+            if not may_configure(request.key):
+                head = msgspec.structs.replace(head, modest=True)
         if not head.patient:
             self._pressure.check(request.shard)
         return _AppendCall(
@@ -133,7 +135,7 @@ class Handlers:
                 "next_seq": answer.head_seq + 1,
                 "count": answer.count,
                 "bytes": answer.bytes,
-                "config": answer.config,
+                "config": seen_config(request.key, answer.config),
                 **({} if counts is None else {"queue": counts}),
                 "effective_priority": answer.effective_priority,
                 "last_write_ts": answer.last_write_ts,

@@ -86,6 +86,10 @@ class Heads:
         self._max_body_bytes = max_body_bytes
         self._known: dict[bytes | int, Head] = {}
 
+    def forget(self) -> None:
+        """A key has ended or has other rights: what was decided with it is decided again."""
+        self._known.clear()
+
     def known(self, raw: bytes) -> Head | None:
         return self._known.get(hash(raw) if self._secret else raw)
 

@@ -42,6 +42,7 @@ from topics.gateway.places import Places
 from topics.gateway.plain import PlainAppend, PlainEntry, PlainRoute, PlainRun
 from topics.gateway.pressure import Pressure, under_pressure
 from topics.gateway.sender import NEVER_NS, RECEIVE_BYTES, Sender
+from topics.keys import Key
 from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
@@ -186,6 +187,15 @@ class HotLane:
                 self._refuse(connection, head.error or shutting_down(), head)
             elif connection.stream is None and not connection.discarding:
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
+
+    def revoke(self, refusal: Callable[[Key | None], ApiError | None]) -> None:
+        """Keys have ended: heads are judged again, and whoever is sending a body with such a key need not go on."""
+        self._heads.forget()
+        for connection in list(self.connections.values()):
+            head = connection.head
+            if head is not None and not connection.closing and (error := refusal(head.key)) is not None:
+                self._refuse(connection, error, head)
+        self.send_dirty()
 
     def forget_counters(self) -> None:
         self.meter = None

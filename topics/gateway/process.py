@@ -47,6 +47,7 @@ from topics.gateway.routes import Routes
 from topics.gateway.scrapes import Scrapes
 from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
+from topics.keys import Key
 from topics.shm.counters import State, Word
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
@@ -99,7 +100,8 @@ class Gateway:
         )
         self._feeds = Feeds(self._calls, shards=context.shards)
         self._slices = self._calls.slices
-        self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds)
+        self._guard = Guard(settings.api_keys, probes=settings.probe_auth)
+        self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds, guard=self._guard)
         budget = self._streams.budget = Budget.of(settings)
         self._places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
         self._calls.on_unasked = self._streams.unasked
@@ -136,21 +138,23 @@ class Gateway:
         self._scrapes = Scrapes(metrics, self._calls)
         routes = Routes(self._handlers, watches, routers, queues, self._scrapes)
         metrics.labels = routes.labels
-        guard = Guard(settings.api_keys, probes=settings.probe_auth)
+        self._key_names: dict[int, str] = {}
+        self._name_keys(settings.api_keys)
+        context.on_keys = self._take_keys
         slots = None
         if settings.api_keys:
             slots = context.usage.slots(context.index, most=settings.max_inflight_per_key or _UNLIMITED)
         meter = context.usage.meter(context.index) if settings.request_metrics else None
         self._prefix = f"{context.index}.{context.row[Word.GENERATION]}."
         logs_requests = settings.access_log or context.log.debugging
-        self._access = AccessLog(context.log, prefix=self._prefix) if logs_requests else None
+        self._access = AccessLog(context.log, prefix=self._prefix, names=self._key_names) if logs_requests else None
         self.cold = ColdLane(
             settings=settings,
             routes=routes,
             handlers=self._handlers,
             calls=self._calls,
             watches=watches,
-            guard=guard,
+            guard=self._guard,
             prefix=self._prefix,
             slots=slots,
             meter=meter,
@@ -171,7 +175,7 @@ class Gateway:
             heads=Heads(
                 routes,
                 max_body_bytes=settings.max_body_bytes,
-                guard=guard,
+                guard=self._guard,
                 origins=Origins(settings),
                 lines=logs_requests,
             ),
@@ -238,6 +242,8 @@ class Gateway:
             hot.begin_round()
             streams.now_ns = time.monotonic_ns()
             self._govern(streams.now_ns)
+            if self._guard.has_news():
+                self._revoke()
             hot.go_on()
             for _ in range(_GATHER):
                 for fd, event in events:
@@ -383,6 +389,29 @@ class Gateway:
         for peer in [peer for peer in self._holds if self._calls.has_sent_all(self._calls.number(peer))]:
             self._holds.remove(peer)
             self._context.held(peer)
+
+    def _take_keys(self, keys: tuple[Key, ...]) -> None:
+        """The supervisor has read them again."""
+        self._name_keys(keys)
+        self._guard.replace(keys)
+        self._revoke()
+
+    def _name_keys(self, keys: tuple[Key, ...]) -> None:
+        """Those of before stay: requests under way have their numbers."""
+        for key in keys:
+            self._key_names.pop(key.number, None)
+            if key.name:
+                self._key_names[key.number] = key.name
+
+    def _revoke(self) -> None:
+        """Keys have ended, or have other rights: so has what was opened with them, and long polls are asked again."""
+        self._hot.revoke(self._guard.refusal)
+        streams = self._streams.revoke()
+        self._calls.answer_polls()
+        self._calls.flush()
+        self._hot.send_dirty()
+        self._context.log.info("keys_judged_again", streams_ended=streams)
+        self._context.bell.ring_always()
 
     def adopt(self, sock: socket.socket, received: bytes) -> None:
         """A connection that our predecessor has passed on."""

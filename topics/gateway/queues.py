@@ -90,7 +90,7 @@ class QueueHandlers:
         check_events(request.headers)
 
         def opened(answer: messages.StreamOpened, _: bytes | memoryview) -> Response:
-            stream = WorkStream(self._streams, answer.stream, head, owner=owner)
+            stream = WorkStream(self._streams, answer.stream, head, key=request.key)
             return Response(200, b"", SSE_HEADERS, stream=stream)
 
         def found(_: list[messages.WorkOpened]) -> Outcome:

@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
-from topics.gateway.guard import check_names
+from topics.gateway.guard import check_names, seen_name
 from topics.gateway.handlers import RenderedCall, after, cursor, flag, page_size, with_performance
+from topics.keys import Key
 from topics.shm.counters import Board, State, Word
 
 _SHOWN = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
@@ -28,16 +31,18 @@ class RouterHandlers:
     def put(self, request: Request) -> Outcome:
         head = bodies.decode_router(request.body, request.name)
         check_names(request.key, [head.source, head.dest])
+        if request.key is not None:
+            head = msgspec.structs.replace(head, prefixes=request.key.prefixes)
 
         def render(row: messages.RouterRow, _: bytes | memoryview) -> Response:
-            content = {"router": row.router, "created": row.created, **_described(row)}
+            content = {"router": row.router, "created": row.created, **_described(row, request.key)}
             return Response(201 if row.created else 200, with_performance(content, request.started_ns))
 
         return RenderedCall(rendered=render, shard=self._peer, op=Op.PUT_ROUTER, head=head)
 
     def get(self, request: Request) -> Outcome:
         def render(row: messages.RouterRow, _: bytes | memoryview) -> Response:
-            content = {"router": row.router, **_described(row), "forwarded_total": row.forwarded_total}
+            content = {"router": row.router, **_described(row, request.key), "forwarded_total": row.forwarded_total}
             return Response(200, with_performance(content, request.started_ns))
 
         head = messages.GetRouter(request.name)
@@ -65,8 +70,8 @@ class RouterHandlers:
             rows = [
                 {
                     "router": row.router,
-                    "source": row.source,
-                    "dest": row.dest,
+                    "source": seen_name(request.key, row.source),
+                    "dest": seen_name(request.key, row.dest),
                     "guarantee": row.guarantee,
                     "forwarded_total": row.forwarded_total,
                 }
@@ -108,5 +113,7 @@ class RouterHandlers:
         return Gather([Call(shard=request.shard, op=Op.DROP_TOPIC, head=head)], cascade)
 
 
-def _described(row: messages.RouterRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _SHOWN}
+def _described(row: messages.RouterRow, key: Key | None) -> dict[str, Any]:
+    """A router under a prefix of the key may join topics that are not."""
+    described = {name: getattr(row, name) for name in _SHOWN}
+    return described | {"source": seen_name(key, row.source), "dest": seen_name(key, row.dest)}

@@ -14,11 +14,14 @@ import msgspec
 
 from topics.actors import messages
 from topics.actors.messages import Gap
+from topics.errors import ApiError
 from topics.gateway import frames
 from topics.gateway.feeds import Options
 from topics.gateway.frames import Batch
+from topics.gateway.guard import owner_of
 from topics.gateway.streams import Remembered, Streams, is_slow
 from topics.gateway.watcher import Cursor, Outlet, Watcher
+from topics.keys import Key
 from topics.storage.config import owner_of_name
 
 _PRUNE = 32
@@ -46,10 +49,11 @@ class SseStream:
         *,
         shards: int,
         last_id: dict[str, int] | None,
-        owner: bytes = b"",
+        key: Key | None = None,
     ) -> None:
         self.number = opened.stream
-        self._owner = owner
+        self.key = key
+        self._owner = owner_of(key)
         self._streams = streams
         self._wid = wid
         self._epoch = opened.epoch
@@ -74,6 +78,10 @@ class SseStream:
         self._reported = False  # the home knows that it is closed
         streams.granted(self)
 
+    @property
+    def topics(self) -> list[str]:
+        return self._definition.topics
+
     # --- the lane says ---
 
     def start(self, outlet: Outlet, received: bytes) -> None:
@@ -88,6 +96,9 @@ class SseStream:
         streams.schedule(self)
         if streams.draining:
             self.end()
+            return
+        if (error := streams.refusal(self)) is not None:
+            self.revoke(error)
             return
         watcher = self._watcher = Watcher(
             calls=streams.calls,
@@ -197,6 +208,9 @@ class SseStream:
 
     def end(self) -> None:
         self._fail(503, "the server is shutting down; reconnect to go on from here")
+
+    def revoke(self, error: ApiError) -> None:
+        self._fail(error.status, error.message)
 
     def restored(self) -> messages.RestoreSession:
         cursors, topic_ids = self._delivered()

@@ -19,12 +19,15 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.errors import ApiError
 from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.feeds import Feeds
+from topics.gateway.guard import Guard
 from topics.gateway.plain import PlainEntry, PlainRoute
 from topics.gateway.watcher import Outlet
 from topics.gateway.works import Works
+from topics.keys import Key
 from topics.settings import Settings
 
 HOME = 0  # the shard that keeps the sessions
@@ -36,6 +39,9 @@ class Stream(Protocol):
     number: int  # given by the home
     due_ns: int  # when it wants to be ticked
 
+    @property
+    def key(self) -> Key | None: ...  # whose it is
+
     def start(self, outlet: Outlet, received: bytes) -> None: ...
     def received(self, data: bytes) -> None: ...
     def received_end(self) -> None: ...
@@ -46,6 +52,7 @@ class Stream(Protocol):
     def sweep(self, now_ns: int) -> None: ...
     def taken(self) -> None: ...
     def end(self) -> None: ...
+    def revoke(self, error: ApiError) -> None: ...
     def restored(self) -> messages.RestoreSession: ...
     def abort(self) -> None: ...
 
@@ -62,8 +69,9 @@ class Remembered(msgspec.Struct):
 
 
 class Streams:
-    def __init__(self, *, settings: Settings, calls: Calls, feeds: Feeds) -> None:
+    def __init__(self, *, settings: Settings, calls: Calls, feeds: Feeds, guard: Guard | None = None) -> None:
         self.settings = settings
+        self._guard = guard or Guard((), probes=False)
         self.calls = calls
         self.feeds = feeds
         self.now_ns = time.monotonic_ns()
@@ -166,6 +174,19 @@ class Streams:
         self.feeds.sweep()
         self.works.retry()
         self._tell_all(lambda stream: stream.sweep(now_ns))
+
+    def refusal(self, stream: Stream) -> ApiError | None:
+        """Why a stream may not go on, or begin: its key has ended since it was asked for."""
+        return self._guard.refusal(stream.key)
+
+    def revoke(self) -> int:
+        """Keys have ended: so do their streams. How many those were."""
+        count = 0
+        for stream in list(self._open.values()):
+            if (error := self.refusal(stream)) is not None:
+                count += 1
+                self._tell(stream, lambda stream, error=error: stream.revoke(error))  # type: ignore[misc]
+        return count
 
     def end_all(self) -> None:
         """The server stops: every client is told."""

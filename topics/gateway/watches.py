@@ -97,7 +97,12 @@ class Watches:
             last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
-            stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id, owner=owner)
+            stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id, key=request.key)
+            try:
+                check_names(request.key, stream.topics)  # a reload may have taken prefixes from the key since
+            except ApiError:
+                stream.discard()
+                raise
             return Response(200, b"", SSE_HEADERS, stream=stream)
 
         owner = owner_of(request.key)

@@ -55,7 +55,7 @@ _SILENCE_NS = limits.WS_SILENCE_MS * 1_000_000
 class Socket:
     def __init__(self, streams: Streams, number: int, *, shards: int, key: Key | None = None) -> None:
         self.number = number
-        self._key = key  # whose commands these are
+        self.key = key  # whose commands these are
         self.due_ns = 0
         self._streams = streams
         self._shards = shards
@@ -70,7 +70,7 @@ class Socket:
         self._catching_up = False
         self._in_flight = 0
         self._paused = False
-        self._ends = False  # when all that was published is acknowledged
+        self._parting: tuple[CloseCode, str] | None = None  # said when all that was published is acknowledged
         self._heard_ns = 0
         self._outlet: Outlet | None = None
         self._watcher: Watcher | None = None
@@ -111,6 +111,8 @@ class Socket:
         streams.schedule(self)
         if streams.draining:
             self.end()
+        elif (error := streams.refusal(self)) is not None:
+            self.revoke(error)
         elif received:
             self.received(received)
 
@@ -173,6 +175,9 @@ class Socket:
 
     def _stop(self) -> None:
         self._over = True
+        self._forget()
+
+    def _forget(self) -> None:
         for cursor in self._cursors.values():
             cursor.close()
         self._cursors.clear()
@@ -206,15 +211,27 @@ class Socket:
         """A WebSocket has no session that somebody could take."""
 
     def end(self) -> None:
+        self._part(CloseCode.GOING_AWAY, "the server is shutting down")
+
+    def revoke(self, error: ApiError) -> None:
+        """Nothing more is delivered, and what it has sent since is not looked at."""
+        if self._outlet is None or self._over or self._parting is not None:
+            return
+        self._refused = True
+        self._forget()
+        self._tell_error(None, error)
+        self._part(CloseCode.POLICY_VIOLATION, "this key has ended")
+
+    def _part(self, code: CloseCode, reason: str) -> None:
         """What was published is acknowledged first; nothing more is heard."""
         if self._in_flight and self._outlet is not None:
-            self._ends = True
+            self._parting = code, reason
             self.outlet.pause()
         else:
-            self._close(CloseCode.GOING_AWAY, "the server is shutting down")
+            self._close(code, reason)
 
     def restored(self) -> messages.RestoreSession:
-        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, owner_of(self._key))
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, owner_of(self.key))
 
     def _close(self, code: CloseCode, reason: str) -> None:
         if self._over or self._outlet is None:
@@ -319,8 +336,8 @@ class Socket:
                 self._say(b'{"op":"pong"%b,"ts":%d}' % (_echo(command.request_id), time.time_ns() // 1_000_000))
 
     def _authorize(self, scope: Scope, topics: Iterable[str]) -> None:
-        check_scope(self._key, scope)
-        check_names(self._key, topics)
+        check_scope(self.key, scope)
+        check_names(self.key, topics)
 
     def _publish(self, command: Publish, *, size: int) -> None:
         check_name(command.topic)
@@ -358,9 +375,9 @@ class Socket:
 
     def published(self) -> None:
         self._in_flight -= 1
-        if self._ends:
+        if self._parting is not None:
             if not self._in_flight:
-                self.end()
+                self._close(*self._parting)
         elif self._paused and self._in_flight <= limits.MAX_PIPELINED // 2:
             self._watch_pace()
 
@@ -385,7 +402,7 @@ class Socket:
         options = Options(wanted.limit, wanted.max_bytes, wanted.include_tags, wanted.include_meta, wanted.include_data)
 
         def begin(found: positions.Found) -> Outcome:
-            if not self._over:
+            if not self._over and not self._refused:
                 topics = [name for name in wanted.topics if name in found]
                 starts = [positions.start_of(wanted.topics[name], found[name]) for name in topics]
                 described = _encode(positions.described(topics, starts, found))

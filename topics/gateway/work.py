@@ -12,17 +12,20 @@ import msgspec
 
 from topics import limits
 from topics.actors import messages
+from topics.errors import ApiError
 from topics.gateway import frames, jobs
+from topics.gateway.guard import owner_of
 from topics.gateway.streams import Streams, is_slow
 from topics.gateway.watcher import Outlet
+from topics.keys import Key
 
 _HEARTBEAT_NS = limits.DEFAULT_HEARTBEAT_MS * 1_000_000
 
 
 class WorkStream:
-    def __init__(self, streams: Streams, number: int, head: messages.OpenWork, *, owner: bytes = b"") -> None:
+    def __init__(self, streams: Streams, number: int, head: messages.OpenWork, *, key: Key | None = None) -> None:
         self.number = number
-        self._owner = owner
+        self.key = key
         self.head = msgspec.structs.replace(head, stream=int.from_bytes(os.urandom(7), "little") | 1)
         self.due_ns = 0
         self._streams = streams
@@ -48,6 +51,8 @@ class WorkStream:
         streams.schedule(self)
         if streams.draining:
             self.end()
+        elif (error := streams.refusal(self)) is not None:
+            self.revoke(error)
         else:
             streams.works.open(self)
 
@@ -140,8 +145,11 @@ class WorkStream:
     def end(self) -> None:
         self._fail(503, "the server is shutting down; reconnect to go on")
 
+    def revoke(self, error: ApiError) -> None:
+        self._fail(error.status, error.message)
+
     def restored(self) -> messages.RestoreSession:
-        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, self._owner)
+        return messages.RestoreSession(None, self.number, 0, b"", [], [], 0, owner_of(self.key))
 
     def _fail(self, code: int, error: str) -> None:
         """A last word. The leases are free at once, before the connection has closed."""

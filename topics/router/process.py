@@ -29,6 +29,7 @@ from topics.actors.idle import Idle
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
+from topics.keys import seen
 from topics.router.forwarder import Forwarder, TopicGone
 from topics.router.rules import Rules
 from topics.router.source import Source
@@ -332,16 +333,18 @@ class Router:
             if existing is None:
                 return await self._create(request)
             if (existing.source, existing.dest) != (request.source, request.dest):
+                source, dest = seen(existing.source, request.prefixes), seen(existing.dest, request.prefixes)
                 raise ApiError(
                     "topic_exists_incompatible",
-                    f'router "{request.router}" goes from "{existing.source}" to "{existing.dest}"; '
-                    "delete it and create another",
-                    {"reason": "router_repoint_forbidden", "source": existing.source, "dest": existing.dest},
+                    f'router "{request.router}" goes from "{source}" to "{dest}"; delete it and create another',
+                    {"reason": "router_repoint_forbidden", "source": source, "dest": dest},
                 )
             changed = msgspec.structs.replace(existing, **{option: getattr(request, option) for option in _OPTIONS})
             if changed != existing:
                 if existing.allow_cycle and not changed.allow_cycle:
-                    self._rules.check_new(source=changed.source, dest=changed.dest, allow_cycle=False)
+                    self._rules.check_new(
+                        source=changed.source, dest=changed.dest, allow_cycle=False, prefixes=request.prefixes
+                    )
                 await self._end(changed.source, changed.dest)
                 try:
                     self._save([changed], gone=[])
@@ -354,7 +357,7 @@ class Router:
         most = self._context.settings.max_routers
         if most and len(self._rules) >= most:
             raise throttled_by("max_routers", most, "delete routers you no longer need")
-        self._rules.check_new(source=source, dest=dest, allow_cycle=request.allow_cycle)
+        self._rules.check_new(source=source, dest=dest, allow_cycle=request.allow_cycle, prefixes=request.prefixes)
         if await self._position(dest) is None and not request.create_dest:
             raise topic_not_found(dest)
         found = await self._ensure_both(source, dest)
@@ -405,6 +408,7 @@ class Router:
             return messages.RoutersDropped(removed)
 
     async def _list(self, request: messages.ListRouters) -> messages.RoutersListed:
+        # Seen names are compared: who asks for a name that it may not touch would learn whether there is such a topic.
         found = sorted(
             (
                 rule
@@ -412,8 +416,8 @@ class Router:
                 if rule.router > request.after
                 and rule.router.startswith(request.prefix)
                 and rule.router.startswith(request.prefixes or ("",))
-                and request.source in (None, rule.source)
-                and request.dest in (None, rule.dest)
+                and request.source in (None, seen(rule.source, request.prefixes))
+                and request.dest in (None, seen(rule.dest, request.prefixes))
             ),
             key=lambda rule: rule.router,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from topics.errors import ApiError
+from topics.keys import seen
 from topics.storage.routers import Rule
 
 
@@ -57,16 +58,19 @@ class Rules:
         """Those that touch another."""
         return [rule for rule in self.touching(topic) if _life_of(topic, rule) != life]
 
-    def check_new(self, *, source: str, dest: str, allow_cycle: bool) -> None:
-        """Refuse a second source for a destination, and a cycle that was not asked for."""
+    def check_new(self, *, source: str, dest: str, allow_cycle: bool, prefixes: tuple[str, ...] = ()) -> None:
+        """Refuse a second source for a destination, and a cycle that was not asked for. Whoever asks is told names with
+        these prefixes alone."""
         known = self._sources.get(dest)
         if known is not None and known != source:
+            known = seen(known, prefixes)
             raise ApiError(
                 "topic_exists_incompatible",
                 f'"{dest}" already gets its records from "{known}"; a destination has one source',
                 {"reason": "router_dest_fan_in", "dest": dest, "source": known},
             )
         if not allow_cycle and (cycle := self.cycle(source, dest)) is not None:
+            cycle = [seen(topic, prefixes) for topic in cycle]
             raise ApiError(
                 "router_cycle",
                 f"this router would close a cycle: {' -> '.join(cycle)}. Set allow_cycle if that is meant",

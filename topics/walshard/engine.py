@@ -17,7 +17,7 @@ import msgspec
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, topic_not_found
+from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, lacks_scopes, topic_not_found
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig
@@ -345,6 +345,8 @@ class Engine:
         create = config.auto_create if request.create is None else request.create
         if not create:
             raise topic_not_found(request.topic)
+        if request.modest and request.config is not None:
+            raise lacks_scopes(["admin"])
         self._check_room_for_topic(request.size)
         topic = self.catalogue.create(request.topic, config, now)
         if config.discard == "reject":

@@ -115,6 +115,7 @@ class PutRouter(Message, frozen=True):
     filter: list[str] | None
     allow_cycle: bool
     guarantee: Guarantee
+    prefixes: tuple[str, ...] = ()  # a refusal names topics that begin so; none: any
 
 
 class RouterRow(Message, frozen=True):

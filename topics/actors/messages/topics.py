@@ -16,6 +16,7 @@ class Append(Message, frozen=True):
     config: TopicConfig | None = None
     key: str | None = None
     patient: bool = False  # would rather wait than be refused
+    modest: bool = False  # its key may not configure: `config` must not make a topic
 
 
 class Appended(NamedTuple):
