@@ -71,6 +71,10 @@ def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f'topic "{topic}" does not exist', {"topic": topic})
 
 
+def session_not_found() -> ApiError:
+    return ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
+
+
 def not_a_queue(topic: str) -> ApiError:
     return ApiError(
         "not_a_queue",
