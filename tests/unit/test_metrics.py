@@ -93,9 +93,10 @@ def test_the_page_is_summed_over_processes(board: Board) -> None:
 
 def test_the_histogram_is_cumulative(board: Board) -> None:
     found = scrape(MetricsHandlers(board, shards=2))
-    assert found["topics_wal_fsync_latency_us_bucket{le=32}"] == 2
-    assert found["topics_wal_fsync_latency_us_bucket{le=64}"] == 2
-    assert found["topics_wal_fsync_latency_us_bucket{le=128}"] == 6
+    assert found["topics_wal_fsync_latency_us_bucket{le=50}"] == 2
+    assert found["topics_wal_fsync_latency_us_bucket{le=100}"] == 2
+    assert found["topics_wal_fsync_latency_us_bucket{le=250}"] == 6
+    assert found["topics_wal_fsync_latency_us_bucket{le=500}"] == 6  # the bound that the contract's example shows
     assert found["topics_wal_fsync_latency_us_bucket{le=+Inf}"] == 6
     assert (found["topics_wal_fsync_latency_us_count"], found["topics_wal_fsync_latency_us_sum"]) == (6, 1_000)
 
