@@ -13,6 +13,8 @@ STATUS: dict[str, int] = {
     "invalid_request": 400,
     "batch_too_large": 400,
     "record_too_large": 400,
+    "invalid_json": 400,  # these two in frames of a WebSocket alone
+    "unsupported_message": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
