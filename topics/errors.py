@@ -13,6 +13,8 @@ STATUS: dict[str, int] = {
     "invalid_request": 400,
     "batch_too_large": 400,
     "record_too_large": 400,
+    "invalid_json": 400,  # these two in frames of a WebSocket alone
+    "unsupported_message": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
@@ -70,6 +72,10 @@ def invalid(message: str, **detail: Any) -> ApiError:
 
 def topic_not_found(topic: str) -> ApiError:
     return ApiError("topic_not_found", f'topic "{topic}" does not exist', {"topic": topic})
+
+
+def session_not_found() -> ApiError:
+    return ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
 
 
 def not_a_queue(topic: str) -> ApiError:

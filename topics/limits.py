@@ -46,6 +46,7 @@ SLOW_CONSUMER_TIMEOUT_MS = 30_000
 SLOW_CLOSE_MS = 5_000  # how long the final error frame may take to get out
 RESTORE_WAIT_MS = 2_000  # how long the sessions' home waits to hear from every gateway after it died
 WATCH_READS = 4  # topics that one watcher catches up with at the same time
+WS_REQUEST_ID_BYTES = 256  # of JSON: it is kept until the command is answered, and comes back in the answer
 WS_PING_MS = 30_000  # a silent WebSocket is pinged ...
 WS_SILENCE_MS = 90_000  # ... and one that stays silent is closed
 STREAM_TIMEOUT_MS = 60_000  # the kernel drops a stream's connection if the peer has acknowledged nothing for so long

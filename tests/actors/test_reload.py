@@ -14,6 +14,7 @@ import pytest
 from harness import RoleServer, eventually, gone
 
 from topics.actors import reload
+from topics.actors.control import PROTOCOL
 from topics.actors.datadir import read_lock_info
 from topics.actors.orders import Order, Outcome, Progress, give_order
 from topics.actors.process import ProcessSpec
@@ -142,7 +143,7 @@ def test_sighup_of_a_terminal_that_is_gone_is_a_stop(start: Start) -> None:
     ("what", "says"),
     [
         ("import", "shard-0: the new process can't start: ImportError: no module named nonsense; shard-0 still runs"),
-        ("protocol", r"can't work beside this one \(protocol 2, not 1\): restart the server"),
+        ("protocol", rf"can't work beside this one \(protocol {PROTOCOL + 1}, not {PROTOCOL}\): restart the server"),
     ],
 )
 def test_new_code_that_can_not_be_used_costs_nothing(server: RoleServer, wrong: Path, what: str, says: str) -> None:

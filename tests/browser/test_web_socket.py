@@ -77,14 +77,14 @@ def test_a_conversation(page: Page) -> None:
     assert caught_up == {"op": "caught_up", "topic": topic, "head_seq": 1}
     ws.send("{this is not JSON")
     error = ws.wait_frames(5)[-1]
-    assert (error["op"], error["code"]) == ("error", "invalid_request")
+    assert (error["op"], error["code"]) == ("error", "invalid_json")
     ws.tell("ping", request_id=7)  # it goes on
     pong = ws.wait_frames(6)[-1]
     assert (pong["op"], pong["request_id"]) == ("pong", 7)
     ws.tell("publish", topic=topic, records=[{"data": 2}])
     assert {frame["op"] for frame in ws.wait_frames(8)[-2:]} == {"ack", "record"}
     ws.tell("unsubscribe", request_id="u1", topic=topic)
-    assert ws.wait_frames(9)[-1] == {"op": "unsubscribed", "request_id": "u1", "topic": topic}
+    assert ws.wait_frames(9)[-1] == {"op": "unsubscribed", "request_id": "u1", "topic": topic, "topics": [topic]}
     page.run("socket.close(1000, 'done')")
     assert ws.wait_ended() == {"code": 1000, "reason": "done", "clean": True}
 

@@ -308,6 +308,15 @@ def test_the_budget_holds_from_the_middle_of_a_batch(api: Client, topic: str) ->
     assert answer["caught_up"] is True
 
 
+@pytest.mark.parametrize("batches", [[1] * 8, [8]], ids=["single records", "one batch"])
+def test_max_batch_bytes_bounds_an_answer(api: Client, topic: str, batches: list[int]) -> None:
+    for size in batches:
+        api.append(topic, *["x" * 300_000] * size)
+    assert api.diff(topic, max_batch_bytes=1).seqs == [1]  # one is always delivered
+    assert api.diff(topic, 1, max_batch_bytes=500_000).seqs == [2, 3]
+    assert api.diff(topic, max_batch_bytes=4 * MIB).seqs == list(range(1, 9))  # more than by default
+
+
 # --- long poll ---------------------------------------------------------------------------------------
 
 

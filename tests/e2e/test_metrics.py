@@ -246,6 +246,9 @@ def test_json(api: Client) -> None:
     assert answer.status == 200
     metrics: dict[str, Any] = answer["metrics"]
     assert metrics["topics_ready"] == 1
+    assert answer["ready"] is True
+    assert answer["topics"] == metrics["topics_topics"]
+    assert answer["wal"]["fsync_count"] == metrics["topics_wal_fsync_latency_us_count"]
     assert {row["process"] for row in metrics["topics_process_resident_bytes"]} >= {"supervisor", "queue", "router"}
 
 

@@ -71,10 +71,10 @@ def test_ping(ws: Socket) -> None:
 
 @pytest.mark.parametrize(
     "request_id",
-    ["r1", "", "é 漢 🎈", 'a"b\\c\n', "x" * 1_000, 0, 7, -1, 2**53 + 1, 2**63 - 1],
+    ["r1", "", "é 漢 🎈", 'a"b\\c\n', "x" * 254, 0, 7, -1, 2**63 - 1, 2**70, 1.5, True, ["a", {}], {"a": [1, None]}],
     ids=repr,
 )
-def test_a_request_id_comes_back_as_it_was(ws: Socket, topic: str, request_id: str | int) -> None:
+def test_a_request_id_comes_back_as_it_was(ws: Socket, topic: str, request_id: object) -> None:
     for op, fields in (
         ("ping", {}),
         ("publish", {"topic": topic, "records": [{"data": 1}]}),
@@ -104,10 +104,12 @@ def test_without_a_request_id_there_is_none_in_the_reply(ws: Socket, topic: str)
         assert "request_id" not in frame
 
 
-@pytest.mark.parametrize("request_id", [1.5, True, ["a"], {"a": 1}], ids=repr)
-def test_other_request_ids_are_refused(ws: Socket, topic: str, request_id: object) -> None:
-    ws.tell("publish", request_id=request_id, topic=topic, records=[{"data": 1}])
-    assert ws.receive().error == "invalid_request"
+def test_a_request_id_that_is_too_long_is_refused_without_it(ws: Socket, topic: str) -> None:
+    for op in ("publish", "sing"):
+        ws.tell(op, request_id="x" * 255, topic=topic, records=[{"data": 1}])
+        refused = ws.receive()
+        assert refused.error == ("invalid_request" if op == "publish" else "unsupported_message")
+        assert "request_id" not in refused
     assert ws.call("subscribe", topic=topic).error == "topic_not_found"
 
 
@@ -425,6 +427,7 @@ def test_unsubscribe(ws: Socket, api1: Client, topic: str) -> None:
         "op": "unsubscribed",
         "request_id": "u",
         "topic": topic,
+        "topics": [topic],
     }
     ws.publish(topic, 2)
     api1.append(topic, 3)
@@ -710,7 +713,7 @@ def test_refusals_among_publishes_in_flight_name_their_request(ws: Socket, api1:
         else:
             ws.tell("publish", request_id=number, topic=unique("absent"), records=[{"data": 1}], create=False)
     replies = {reply.request_id: reply for reply in ws.replies(300)}
-    assert sorted(replies) == list(range(300))  # type: ignore[type-var]
+    assert sorted(replies) == list(range(300))
     good = [number for number in range(300) if number % 3]
     assert [number for number, reply in sorted(replies.items()) if reply.op == "ack"] == good
     assert {replies[number].error for number in range(0, 300, 6)} == {"topic_not_found"}

@@ -218,7 +218,7 @@ def test_every_command(ws: H2Socket, api1: Client, topic: str) -> None:
     api1.drop(topic)
     assert ws.receive().json == {"op": "topic_deleted", "topic": topic, "head_seq": 4, "reason": "deleted"}
     assert ws.call("subscribe", topic=topic).error == "topic_not_found"
-    assert ws.call("sing").error == "invalid_request"
+    assert ws.call("sing").error == "unsupported_message"
     assert ws.end() == 1000
 
 
@@ -428,9 +428,13 @@ def test_frames_in_every_cut(ws: H2Socket) -> None:
 
 
 def test_senseless_messages_are_errors_and_no_more(ws: H2Socket) -> None:
-    for text in ("", "x", "null", "[]", '{"op":5}', '{"op":"sing"}', "[" * 100_000, '{"op":"ping"'):
-        ws.send_text(text)
-        assert ws.receive().error == "invalid_request"
+    for code, texts in (
+        ("invalid_json", ("", "x", "[" * 100_000, '{"op":"ping"')),
+        ("unsupported_message", ("null", "[]", '{"op":5}', '{"op":"sing"}')),
+    ):
+        for text in texts:
+            ws.send_text(text)
+            assert ws.receive().error == code
     ws.ping()
 
 

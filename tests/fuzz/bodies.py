@@ -69,6 +69,7 @@ ENDPOINTS = (
             ("include_tags", True),
             ("include_meta", True),
             ("wait_ms", 0),
+            ("max_batch_bytes", 1_000),
         ),
     ),
     Endpoint("POST", "/v0/topics/{t}/diff", (("from_seq", 0), ("limit", 5), ("node", "n1"), ("include_tags", True))),

@@ -279,7 +279,8 @@ class Commands:
         return close_frame(1000) if talk.close_code is not None or self.missing(talk) == set() else None
 
     def missing(self, talk: SocketTalk) -> set[str]:
-        return self.wanted - {message.get("request_id") for message in talk.messages if "request_id" in message}
+        told = (message.get("request_id") for message in talk.messages)
+        return self.wanted - {request_id for request_id in told if isinstance(request_id, str)}
 
 
 def _as_text(text: bytes) -> bytes:

@@ -102,6 +102,9 @@ def test_sync_buckets_hold_what_their_bounds_say() -> None:
     for number, bound in enumerate(SYNC_BUCKET_US):
         assert sync_bucket(bound) == number
         assert sync_bucket(bound + 1) == number + 1
+    assert SYNC_BUCKET_US[:6] == (50, 100, 250, 500, 1_000, 2_500)
+    assert SYNC_BUCKET_US[-1] == 2_500_000
+    assert len(SYNC_BUCKET_US) == counters.SYNC_BUCKET_COUNT - 1, "the last has no bound"
     assert sync_bucket(0) == 0
     assert sync_bucket(10**12) == counters.SYNC_BUCKET_COUNT - 1
 

@@ -93,9 +93,10 @@ def test_the_page_is_summed_over_processes(board: Board) -> None:
 
 def test_the_histogram_is_cumulative(board: Board) -> None:
     found = scrape(MetricsHandlers(board, shards=2))
-    assert found["topics_wal_fsync_latency_us_bucket{le=32}"] == 2
-    assert found["topics_wal_fsync_latency_us_bucket{le=64}"] == 2
-    assert found["topics_wal_fsync_latency_us_bucket{le=128}"] == 6
+    assert found["topics_wal_fsync_latency_us_bucket{le=50}"] == 2
+    assert found["topics_wal_fsync_latency_us_bucket{le=100}"] == 2
+    assert found["topics_wal_fsync_latency_us_bucket{le=250}"] == 6
+    assert found["topics_wal_fsync_latency_us_bucket{le=500}"] == 6  # the bound that the contract's example shows
     assert found["topics_wal_fsync_latency_us_bucket{le=+Inf}"] == 6
     assert (found["topics_wal_fsync_latency_us_count"], found["topics_wal_fsync_latency_us_sum"]) == (6, 1_000)
 
@@ -196,6 +197,27 @@ def test_json_for_who_asks_for_it(board: Board, accept: bytes, as_json: bool) ->
     shown = json.loads(bytes(response.body))["metrics"]
     assert shown["topics_topics"] == 7
     assert shown["topics_topic_head_seq"] == [{"topic": "a", "value": 9}]
+
+
+def test_json_has_the_flat_keys_of_the_contract(board: Board) -> None:
+    gather = MetricsHandlers(board, shards=2).get(ask(b"application/json"))
+    assert isinstance(gather, Gather)
+    response = gather.render([messages.TopicsListed([row("a")], False)])
+    assert isinstance(response, Response)
+    flat = json.loads(bytes(response.body))
+    del flat["metrics"], flat["performance"]
+    wal = flat.pop("wal")
+    assert flat == {
+        **{"topics": 7, "topics_ephemeral": 0, "topics_memory": 0, "topics_disk": 5, "topics_fsync": 2},
+        **{"routers": 0, "records_live": 30, "bytes_live": 0, "queue_topics": 0, "queue_leases_in_flight": 7},
+        **{"sse_connections": 6, "watch_sessions": 0, "ready": True, "replay_progress": 1, "uptime_ms": 0},
+    }
+    assert flat["ready"] is True
+    assert wal == {
+        **{"fsyncs": 6, "frames": 0, "batches": 0, "bytes_written": 0, "rotations": 0, "queue_depth": 10},
+        **{"queue_depth_peak": 400, "submit_full_total": 2, "read_only": 0},
+        **{"fsync_count": 6, "fsync_micros_total": 1_000},
+    }
 
 
 def test_a_tolerant_gathering_goes_on_without_what_failed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -209,7 +210,7 @@ def test_subscribe_to_one_topic() -> None:
         include_meta=False,
     )
     assert isinstance(given, Subscribe)
-    assert (given.request_id, given.lenient) == ("s1", False)
+    assert (bytes(given.request_id), given.lenient) == (b'"s1"', False)
     wanted = given.subscription(SETTINGS)
     assert wanted.topics == {"t": Start(0, True)}
     assert (wanted.nodes, wanted.limit, wanted.max_bytes, wanted.include_meta) == (["u"], 1_000, limits.MIB, False)
@@ -251,8 +252,21 @@ def test_unsubscribe() -> None:
 
 def test_ping() -> None:
     assert command(op="ping") == Ping()
-    assert command(op="ping", request_id=7).request_id == 7
-    assert command(op="ping", request_id=None).request_id is None
+    assert command(op="ping").request_id is None
+    request_ids: list[object] = ["r", 7, 1.5, True, None, [1], {"a": {}}]
+    for request_id in request_ids:
+        assert json.loads(bytes(command(op="ping", request_id=request_id).request_id)) == request_id
+
+
+def test_a_request_id_is_bounded_and_kept_without_its_message() -> None:
+    longest = "x" * (limits.WS_REQUEST_ID_BYTES - 2)
+    text = json.dumps({"op": "ping", "request_id": longest, "more": "x" * 10_000}).encode()
+    references = sys.getrefcount(text)
+    given = decode_command(text).request_id
+    assert bytes(given) == json.dumps(longest).encode()
+    assert sys.getrefcount(text) == references, "the message is kept until the answer"
+    error = error_of(lambda: command(op="ping", request_id=longest + "x"))
+    assert (error.code, error.detail) == ("invalid_request", {"field": "request_id", "max": 256})
 
 
 @pytest.mark.parametrize(
@@ -260,6 +274,24 @@ def test_ping() -> None:
     [
         b"",
         b"x",
+        b"[",
+        b"[[x",
+        b"[" * 10_000,
+        b'{"op":"ping"',
+        b'{"op":"nothing",}',
+        b'{"op":"ping"}{"op":"ping"}',
+        b'{"op":"ping","request_id":NaN}',
+        b'{"op":"ping","x":' + b"[" * 10_000,
+        b'{"op":"ping","x":"\xff"}',
+    ],
+)
+def test_what_is_no_json(text: bytes) -> None:
+    assert error_of(lambda: decode_command(text)).code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         b"[]",
         b"null",
         b'"ping"',
@@ -268,11 +300,18 @@ def test_ping() -> None:
         b'{"op":5}',
         b'{"op":"Ping"}',
         b'{"op":"record"}',
-        b'{"op":"ping"',
-        b'{"op":"ping"}{"op":"ping"}',
-        b'{"op":"ping","request_id":1.5}',
-        b'{"op":"ping","request_id":true}',
-        b'{"op":"ping","request_id":{}}',
+        b'{"op":["ping"]}',
+        b'{"op":"ping","x":{},"op":"nothing"}',
+    ],
+)
+def test_what_names_no_command(text: bytes) -> None:
+    error = error_of(lambda: decode_command(text))
+    assert (error.code, error.detail) == ("unsupported_message", {"field": "op"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         b'{"op":"publish"}',
         b'{"op":"publish","topic":"t"}',
         b'{"op":"publish","topic":"t","records":{}}',
@@ -283,17 +322,15 @@ def test_ping() -> None:
         b'{"op":"subscribe","topic":"t","consistency":"no"}',
         b'{"op":"subscribe","topics":["t"]}',
         b'{"op":"unsubscribe","topics":"t"}',
-        b'{"op":"ping","x":' + b"[" * 10_000,
     ],
 )
-def test_what_is_no_command(text: bytes) -> None:
+def test_commands_whose_fields_do_not_fit(text: bytes) -> None:
     assert error_of(lambda: decode_command(text)).code == "invalid_request"
 
 
 def test_of_an_op_that_is_there_twice_the_last_one_counts() -> None:
     assert isinstance(decode_command(b'{"op":"nothing","op":"ping","request_id":1}'), Ping)
     assert isinstance(decode_command(b'{"op":"subscribe","topic":5,"op":"ping"}'), Ping)
-    assert error_of(lambda: decode_command(b'{"op":"ping","x":{},"op":"nothing"}')).code == "invalid_request"
 
 
 def test_an_op_inside_of_data_is_data() -> None:
@@ -305,20 +342,21 @@ def test_an_op_inside_of_data_is_data() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b'{"op":"nothing","request_id":"a"}', "a"),
-        (b'{"request_id":-5}', -5),
-        (b'{"request_id":true}', None),
-        (b'{"request_id":1.5}', None),
-        (b'{"request_id":null}', None),
-        (b'{"request_id":[1]}', None),
+        (b'{"op":"nothing","request_id":"a"}', b'"a"'),
+        (b'{"request_id":-5}', b"-5"),
+        (b'{"request_id":null}', b"null"),
+        (b'{"request_id":[1, 2.0]}', b"[1, 2.0]"),
+        (b'{"request_id":"%b"}' % (b"x" * 254), b'"%b"' % (b"x" * 254)),
+        (b'{"request_id":"%b"}' % (b"x" * 255), None),
         (b"[]", None),
         (b'{"request_id":"a"', None),
         (b"", None),
         (b'{"x":' + b"[" * 10_000, None),
     ],
 )
-def test_whose_command_it_was(text: bytes, expected: Any) -> None:
-    assert request_id_of(text) == expected
+def test_whose_command_it_was(text: bytes, expected: bytes | None) -> None:
+    given = request_id_of(text)
+    assert (None if given is None else bytes(given)) == expected
 
 
 @examples(150)
@@ -328,7 +366,7 @@ def test_any_text_is_a_command_or_refused(text: bytes) -> None:
     try:
         decode_command(text)
     except ApiError as error:
-        if error.code != "invalid_request":
+        if error.code not in ("invalid_request", "invalid_json", "unsupported_message"):
             raise
 
 

@@ -167,7 +167,7 @@ def test_subscribe_twice_in_one_go(house: House, client: WsClient) -> None:
 def test_unsubscribe(house: House, client: WsClient) -> None:
     talk(house, client, subscribe())
     said = talk(house, client, {"op": "unsubscribe", "topic": "t", "request_id": "u"})
-    assert said == [{"op": "unsubscribed", "request_id": "u", "topic": "t"}]
+    assert said == [{"op": "unsubscribed", "request_id": "u", "topic": "t", "topics": ["t"]}]
     append(house, Record(b"3"))
     assert client.read() == []
     assert len(house.gateways[0].feeds) == len(house.shards[0].engine.tails) == 0
@@ -224,9 +224,41 @@ def test_a_topic_goes_and_comes_back(house: House, client: WsClient) -> None:
 def test_what_cannot_be_understood_leaves_the_socket_usable(house: House, client: WsClient) -> None:
     said = talk(house, client, "", "{", "[]", '{"op":"nothing","request_id":"x"}', subscribe(limit="5"), {"op": "ping"})
     assert ops(said) == ["error"] * 5 + ["pong"]
-    assert {one["code"] for one in said[:-1]} == {"invalid_request"}
+    codes = ["invalid_json", "invalid_json", "unsupported_message", "unsupported_message", "invalid_request"]
+    assert [one["code"] for one in said[:-1]] == codes
     assert said[3]["request_id"] == "x"
     assert all(one["message"] for one in said[:-1])
+
+
+@pytest.mark.parametrize(
+    "given", [b'"r1"', b"7", b"1.50", b"true", b"null", b'["a", 1e2]', b'{ "a" : [null], "b":"\\u00e9" }']
+)
+def test_any_request_id_comes_back_byte_for_byte(house: House, client: WsClient, given: bytes) -> None:
+    for op in ("ping", "publish", "subscribe", "unsubscribe", "nothing"):
+        content = b'{"op":"%b","request_id":%b,"topic":"t","records":[{"data":1}]}' % (op.encode(), given)
+        before = len(client.pipe.took)
+        said = talk(house, client, content)
+        assert any("request_id" in one for one in said)
+        assert b'"request_id":%b' % given in bytes(client.pipe.took)[before:]
+
+
+def test_a_long_request_id_is_refused_without_it(house: House, client: WsClient) -> None:
+    longest, longer = "x" * (limits.WS_REQUEST_ID_BYTES - 2), "x" * (limits.WS_REQUEST_ID_BYTES - 1)
+    error, other, ack = talk(  # errors don't wait for the shard
+        house,
+        client,
+        publish(1, request_id=longest),
+        publish(2, request_id=longer),
+        {"op": "nothing", "request_id": longer},
+    )
+    assert (ack["op"], ack["request_id"]) == ("ack", longest)
+    assert (error["code"], error["detail"]) == (
+        "invalid_request",
+        {"field": "request_id", "max": limits.WS_REQUEST_ID_BYTES},
+    )
+    assert "request_id" not in error
+    assert other["code"] == "unsupported_message"
+    assert "request_id" not in other
 
 
 # --- publishing ----------------------------------------------------------------------------------------
@@ -530,8 +562,6 @@ def test_a_ping_of_the_protocol_is_answered(house: House, client: WsClient) -> N
 @pytest.mark.parametrize(
     ("code", "frames"),
     [
-        (CloseCode.UNSUPPORTED_DATA, [frame(Opcode.BINARY, b'{"op":"ping"}')]),
-        (CloseCode.UNSUPPORTED_DATA, [frame(Opcode.BINARY, b"", fin=False), frame(Opcode.CONT, b"x")]),
         (CloseCode.INVALID_DATA, [frame(Opcode.TEXT, b"\xff")]),
         (CloseCode.INVALID_DATA, [frame(Opcode.TEXT, b"\xc3", fin=False), frame(Opcode.CONT, b"x")]),
         (CloseCode.INVALID_DATA, [frame(Opcode.TEXT, b"\xed\xa0\x80")]),
@@ -560,6 +590,19 @@ def test_a_broken_rule_ends_it(house: House, client: WsClient, code: CloseCode, 
     house.settle()
     assert len(house.gateways[0].feeds) == len(house.gateways[0].streams) == 0
     assert house.shards[0].engine.sessions.streams == 0
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[frame(Opcode.BINARY, b'{"op":"ping"}')], [frame(Opcode.BINARY, b"", fin=False), frame(Opcode.CONT, b"x")]],
+    ids=["whole", "in pieces"],
+)
+def test_a_binary_message_is_told_why_before_the_close(house: House, client: WsClient, frames: list[bytes]) -> None:
+    ping = frame(Opcode.TEXT, b'{"op":"ping"}')
+    pong, error = raw(house, client, ping, *frames, ping)
+    assert pong["op"] == "pong"
+    assert (error["op"], error["code"]) == ("error", "unsupported_message")
+    assert (client.close_code, client.over) == (CloseCode.UNSUPPORTED_DATA, True)
 
 
 def test_the_largest_message(house: House, client: WsClient) -> None:

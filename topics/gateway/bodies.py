@@ -86,6 +86,7 @@ class _DiffIn(msgspec.Struct):
     include_tags: bool = False
     include_meta: bool = True
     wait_ms: int = 0
+    max_batch_bytes: int = 0
 
 
 class _DeleteIn(msgspec.Struct):
@@ -344,6 +345,8 @@ def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff
         raise invalid("limit must not be negative", field="limit")
     if given.wait_ms < 0:
         raise invalid("wait_ms must not be negative", field="wait_ms")
+    if given.max_batch_bytes < 0:
+        raise invalid("max_batch_bytes must not be negative", field="max_batch_bytes")
     nodes = [given.node] if isinstance(given.node, str) else given.node
     if nodes is not None and len(nodes) > limits.MAX_READ_NODES:
         raise invalid(f"node lists more than {limits.MAX_READ_NODES} ids", field="node")
@@ -351,7 +354,7 @@ def decode_diff(body: bytes | bytearray, topic: str, settings: Settings) -> Diff
         topic=topic,
         from_seq=unsigned(given.from_seq, "from_seq"),
         limit=min(given.limit or limits.DEFAULT_LIMIT, settings.max_limit),
-        max_bytes=limits.DEFAULT_BATCH_BYTES,
+        max_bytes=min(given.max_batch_bytes or limits.DEFAULT_BATCH_BYTES, limits.MAX_BATCH_BYTES),
         nodes=nodes,
         include_tags=given.include_tags,
         include_meta=given.include_meta,

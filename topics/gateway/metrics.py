@@ -148,7 +148,7 @@ class MetricsHandlers:
                 self.page[as_json, cut] = page
         if as_json:
             shown = page | {name: rows for name, _, rows in _topic_rows(figures)}
-            return Response(200, with_performance({"metrics": shown}, request.started_ns))
+            return Response(200, with_performance({**_flat(shown), "metrics": shown}, request.started_ns))
         return Response(200, page, _TEXT, tail=_topic_block(figures))
 
     # --- families ---
@@ -348,3 +348,40 @@ def _as_json(families: Iterable[Metric]) -> dict[str, Any]:
             else:
                 shown.setdefault(sample.name, []).append({**sample.labels, "value": sample.value})
     return shown
+
+
+# The keys of the contract's JSON form, and which of our names holds the value.
+_FLAT = (
+    ("topics", "topics_topics"),
+    ("routers", "topics_routers"),
+    ("records_live", "topics_records_live"),
+    ("bytes_live", "topics_bytes_live"),
+    ("queue_topics", "topics_queue_topics"),
+    ("queue_leases_in_flight", "topics_queue_leases_in_flight"),
+    ("sse_connections", "topics_sse_connections"),
+    ("watch_sessions", "topics_watch_sessions"),
+    ("replay_progress", "topics_recovery_progress"),
+    ("uptime_ms", "topics_uptime_ms"),
+)
+_FLAT_WAL = (
+    ("fsyncs", "topics_wal_fsyncs_total"),
+    ("frames", "topics_wal_frames_total"),
+    ("batches", "topics_wal_batches_total"),
+    ("bytes_written", "topics_wal_bytes_written_total"),
+    ("rotations", "topics_wal_rotations_total"),
+    ("queue_depth", "topics_wal_queue_depth"),
+    ("queue_depth_peak", "topics_wal_queue_depth_peak"),
+    ("submit_full_total", "topics_wal_submit_full_total"),
+    ("read_only", "topics_wal_read_only"),
+    ("fsync_count", "topics_wal_fsync_latency_us_count"),
+    ("fsync_micros_total", "topics_wal_fsync_latency_us_sum"),
+)
+
+
+def _flat(shown: dict[str, Any]) -> dict[str, Any]:
+    """The same figures under the short keys that clients of the contract read."""
+    flat: dict[str, Any] = {key: shown[name] for key, name in _FLAT}
+    flat |= {f"topics_{row['class']}": row["value"] for row in shown["topics_topics_by_class"]}
+    flat["ready"] = bool(shown["topics_ready"])
+    flat["wal"] = {key: shown[name] for key, name in _FLAT_WAL}
+    return flat

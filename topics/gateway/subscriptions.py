@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from topics import limits
 from topics.actors.messages import Append
@@ -103,11 +103,12 @@ def _checked(given: _Wanted, topics: dict[str, Start], settings: Settings) -> Su
 
 # --- commands of a WebSocket ---
 
-RequestId = str | int | None
+# Any JSON value as it was written; None: there is none. An answer carries the same bytes.
+RequestId = Raw | None
 
 
 class Subscribe(_Wanted, tag_field="op", tag="subscribe", kw_only=True):
-    request_id: RequestId = None
+    request_id: Raw = None  # type: ignore[assignment]  # absent; msgspec has no union with Raw
     topic: str | None = None
     topics: dict[str, Start] | None = None
     from_seq: int = 0
@@ -123,7 +124,7 @@ class Subscribe(_Wanted, tag_field="op", tag="subscribe", kw_only=True):
 
 
 class Unsubscribe(msgspec.Struct, tag_field="op", tag="unsubscribe", kw_only=True):
-    request_id: RequestId = None
+    request_id: Raw = None  # type: ignore[assignment]  # absent; msgspec has no union with Raw
     topic: str | None = None
     topics: list[str] | None = None
 
@@ -136,7 +137,7 @@ class Unsubscribe(msgspec.Struct, tag_field="op", tag="unsubscribe", kw_only=Tru
 class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
     topic: str
     records: list[bodies.RecordIn]
-    request_id: RequestId = None
+    request_id: Raw = None  # type: ignore[assignment]  # absent; msgspec has no union with Raw
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -170,19 +171,25 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
 
 
 class Ping(msgspec.Struct, tag_field="op", tag="ping", kw_only=True):
-    request_id: RequestId = None
+    request_id: Raw = None  # type: ignore[assignment]  # absent; msgspec has no union with Raw
 
 
 Command = Subscribe | Unsubscribe | Publish | Ping
 
 
-class _Identified(msgspec.Struct):
-    request_id: Any | UnsetType = UNSET
+class _Named(msgspec.Struct):
+    """What can be read of a command that is wrong otherwise."""
+
+    op: Raw = None  # type: ignore[assignment]
+    request_id: Raw = None  # type: ignore[assignment]
 
 
+OPS = ("subscribe", "unsubscribe", "publish", "ping")
+_OPS = frozenset(b'"%b"' % op.encode() for op in OPS)
 _command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
-_identified_decoder = msgspec.json.Decoder(_Identified)
+_named_decoder = msgspec.json.Decoder(_Named)
+_raw_decoder = msgspec.json.Decoder(Raw)
 
 
 def decode_command(text: bytes, *, most: int = limits.CONTROL_BODY_BYTES) -> Command:
@@ -207,19 +214,46 @@ def _too_large(most: int) -> ApiError:
 
 def _decode_command(text: bytes) -> Command:
     try:
-        return decode_json(_command_decoder, text)
+        command = decode_json(_command_decoder, text)
+    except ApiError as error:
+        command = _decode_closely(text, error)
+    # A shorter message has no longer id, and it may be kept as a whole until the answer.
+    if len(text) > limits.WS_REQUEST_ID_BYTES and command.request_id is not None:
+        if len(command.request_id) > limits.WS_REQUEST_ID_BYTES:
+            raise invalid(
+                f"request_id is longer than {limits.WS_REQUEST_ID_BYTES} bytes",
+                field="request_id",
+                max=limits.WS_REQUEST_ID_BYTES,
+            )
+        command.request_id = command.request_id.copy()  # without the message around it
+    return command
+
+
+def _decode_closely(text: bytes, error: ApiError) -> Command:
+    """What `error` refused: a command after all, or the reason in the words of the contract."""
+    try:
+        op: Raw | None = decode_json(_named_decoder, text).op
     except ApiError:
-        if text.count(b'"op"') < 2:
-            raise
-        # The decoder picks a command by the first op; of a key that is there twice the last one counts.
-        fields = decode_json(_fields_decoder, text)
-        return decode_json(_command_decoder, msgspec.json.encode(fields))
+        try:
+            decode_json(_raw_decoder, text)
+        except ApiError as unreadable:
+            raise ApiError("invalid_json", unreadable.message) from None
+        op = None  # JSON, but no object
+    if op is None or bytes(op) not in _OPS:
+        raise ApiError(
+            "unsupported_message", f"a command is an object whose op is one of {', '.join(OPS)}", {"field": "op"}
+        )
+    if text.count(b'"op"') < 2:
+        raise error
+    # The decoder picks a command by the first op; of a key that is there twice the last one counts.
+    fields = decode_json(_fields_decoder, text)
+    return decode_json(_command_decoder, msgspec.json.encode(fields))
 
 
 def request_id_of(text: bytes) -> RequestId:
     """Of a command that can't be read otherwise, if that much can."""
     try:
-        given = _identified_decoder.decode(text).request_id
+        given = _named_decoder.decode(text).request_id
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return given if isinstance(given, str | int) and not isinstance(given, bool) else None
+    return None if given is None or len(given) > limits.WS_REQUEST_ID_BYTES else given

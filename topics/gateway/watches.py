@@ -17,7 +17,7 @@ import msgspec
 
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, invalid, session_not_found
 from topics.gateway import frames
 from topics.gateway.exchange import Call, Outcome, Request, Response
 from topics.gateway.guard import check_names, owner_of
@@ -90,11 +90,9 @@ class Watches:
     def open(self, request: Request) -> Outcome:
         wid = request.name
         if _WID.match(wid) is None:
-            raise invalid("this is not a watch id: POST /v0/watch gives one out")
+            raise session_not_found()  # clients answer that with another POST, and a 400 with giving up
         check_events(request.headers)
-        last_id = None
-        if raw := request.headers.get(b"last-event-id"):
-            last_id = frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
+        last_id = _last_id(request.headers.get(b"last-event-id"))
 
         def render(opened: messages.StreamOpened, body: bytes | memoryview) -> Response:
             stream = SseStream(self.streams, wid, opened, shards=self._shards, last_id=last_id, key=request.key)
@@ -152,6 +150,17 @@ class _HomeCall(Call, kw_only=True, gc=False, eq=False):
 
 
 # --- headers ---
+
+
+def _last_id(raw: bytes | None) -> dict[str, int] | None:
+    """A browser sends back whatever id it last saw, and an EventSource that is refused never connects again: what is no
+    id of ours is left aside, and the session's own cursors count."""
+    if not raw:
+        return None
+    try:
+        return frames.parse_composite(raw.decode("latin-1"), field="Last-Event-ID")
+    except ApiError:
+        return None
 
 
 def _tokens(value: bytes) -> list[bytes]:

@@ -273,6 +273,7 @@ class Socket:
             self._take_text(text)
         elif opcode is Opcode.BINARY:
             self._refused = True
+            self._tell_error(None, ApiError("unsupported_message", "this is a binary message; commands are JSON text"))
             protocol.fail(CloseCode.UNSUPPORTED_DATA, "commands are JSON text")
 
     def _send_protocol(self) -> None:
@@ -386,10 +387,8 @@ class Socket:
         for name in names:
             if (cursor := self._cursors.pop(name, None)) is not None:
                 cursor.close()
-        echoed: bytes = (
-            b'"topic":%b' % _encode(command.topic) if command.topic is not None else b'"topics":%b' % _encode(names)
-        )
-        self._say(b'{"op":"unsubscribed"%b,%b}' % (_echo(command.request_id), echoed))
+        alone = b"" if command.topic is None else b',"topic":%b' % _encode(command.topic)
+        self._say(b'{"op":"unsubscribed"%b%b,"topics":%b}' % (_echo(command.request_id), alone, _encode(names)))
 
     def _subscribe(self, command: Subscribe) -> None:
         settings = self._streams.settings
@@ -588,4 +587,4 @@ class _Subscribing(msgspec.Struct, gc=False, eq=False):
 
 
 def _echo(request_id: RequestId) -> bytes:
-    return b"" if request_id is None else b',"request_id":%b' % _encode(request_id)
+    return b"" if request_id is None else b',"request_id":%b' % request_id

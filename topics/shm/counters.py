@@ -17,6 +17,7 @@ Crash: a row keeps its last values until the supervisor clears it for the next p
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,7 +27,7 @@ from topics.errors import TopicsError
 from topics.shm.region import Region
 
 MAGIC: Final = 0x4452414F_42504F54  # "TOPBOARD"
-BOARD_VERSION: Final = 1
+BOARD_VERSION: Final = 2
 ROW_WORDS: Final = 128
 ROW_BYTES: Final = ROW_WORDS * 8
 NAME_BYTES: Final = 32
@@ -196,13 +197,17 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 
-# Upper bounds in microseconds of all sync buckets but the last, which has none.
-SYNC_BUCKET_US: Final = tuple(32 << i for i in range(SYNC_BUCKET_COUNT - 1))
+# Upper bounds in microseconds of all sync buckets but the last, which has none: those that the contract's example has,
+# so that dashboards made for it find theirs.
+SYNC_BUCKET_US: Final = (
+    *(50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000),
+    *(100_000, 250_000, 500_000, 1_000_000, 2_500_000),
+)
 
 
 def sync_bucket(duration_us: int) -> int:
     """The bucket that counts a sync of this duration: the first whose bound it does not exceed."""
-    return min(max((duration_us - 1).bit_length() - 5, 0) if duration_us > 0 else 0, SYNC_BUCKET_COUNT - 1)
+    return bisect_left(SYNC_BUCKET_US, duration_us)
 
 
 # What outlives a process: its share of quotas, and what is summed up over processes and must never go back.

@@ -24,7 +24,7 @@ from typing import Any
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, throttled_by
+from topics.errors import ApiError, session_not_found, throttled_by
 from topics.settings import Settings
 
 Gateway = Any  # a link's writer: send_always(message)
@@ -133,7 +133,7 @@ class Sessions:
             if session is not None and session.restored and len(self._restored) < self._settings.gateways:
                 session.stale = True  # not all have said what they know, and we have waited long enough
             if session is None:
-                raise ApiError("not_found", "this watch session is unknown or has expired; POST /v0/watch again")
+                raise session_not_found()
             if not hmac.compare_digest(session.owner, request.owner):
                 raise ApiError("unauthorized", "this watch session belongs to another key")
         most = self._settings.max_sse_connections
