@@ -164,6 +164,19 @@ def test_a_gateway_that_has_served_is_tried_again_whatever_it_says_of_its_failur
     assert server.stop() == 0
 
 
+def test_a_gateway_that_was_given_up_is_tried_again_when_another_has_served(start: Start) -> None:
+    doors = [
+        ProcessSpec(f"gateway-{i}", f"roles.{role}", i, listener=True)
+        for i, role in enumerate(("outlasts", "refuses_at_first"))
+    ]
+    server = start([*doors, ECHOES[0]])
+    server.wait_state("gateway-1", State.READY, generation=2)
+    server.wait_all_ready()
+    assert server.stderr().count("child_failed child=gateway-1") == 1
+    assert "no_gateway_left" not in server.stderr()
+    assert server.stop() == 0
+
+
 def test_a_blocked_loop_is_a_hang(start: Start) -> None:
     server = start([ProcessSpec("hang-0", "roles.hangs", 0)])
     server.wait_state("hang-0", State.READY, generation=2)

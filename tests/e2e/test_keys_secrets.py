@@ -38,7 +38,7 @@ def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     keys = folder / "keys"
     keys.write_text(ENTRIES)
     given = {request.param: ENTRIES if request.param == "TOPICS_API_KEYS" else keys, "TOPICS_LOG": "debug"}
-    given["TOPICS_API_KEY"] = SILENT  # for the commands of whoever started it
+    given["TOPICS_API_KEY"] = SILENT  # for commands in the same shell
     server = Server(folder / "data", log=folder / "server.log", TOPICS_GATEWAYS=2, **given)
     try:
         server.wait_ready()

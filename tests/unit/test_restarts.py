@@ -101,7 +101,11 @@ WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
 
 
 # What is otherwise for a child that is restarted for ever.
-WANTED_FOR_EVER = {**WANTED, S.REFUSING: {**WANTED[S.REFUSING], Event.EXIT: (S.BACKOFF, A.RETRY)}}
+WANTED_FOR_EVER = {
+    **WANTED,
+    S.REFUSING: {**WANTED[S.REFUSING], Event.EXIT: (S.BACKOFF, A.RETRY)},
+    S.FAILED: {**WANTED[S.FAILED], Event.REVIVE: (S.WAITING, A.NOTHING)},
+}
 
 
 def child_in(life: Life, *, for_ever: bool = False) -> ChildLife:
@@ -253,7 +257,7 @@ def test_only_the_time_in_which_it_was_ready_is_health() -> None:
     assert child.pause_s == pytest.approx(0.1)
 
 
-def test_a_child_becomes_persistent_with_what_it_has_spent_and_after_it_was_given_up_it_stays_down() -> None:
+def test_a_child_becomes_persistent_with_what_it_has_spent_and_is_revived_if_it_was_given_up() -> None:
     child = ChildLife(Clock(), restarts_per_minute=2)
     die(child)
     die(child)
@@ -262,6 +266,8 @@ def test_a_child_becomes_persistent_with_what_it_has_spent_and_after_it_was_give
     failed = child_in(Life.FAILED, for_ever=True)
     with pytest.raises(IllegalEvent):
         failed.handle(Event.START)
+    failed.handle(Event.REVIVE)
+    assert [die(failed) for _ in range(10)] == [Action.RETRY] * 10
 
 
 def test_a_persistent_child_can_be_replaced_and_stopped() -> None:

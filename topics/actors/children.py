@@ -65,8 +65,14 @@ class Child:
         self.changed()
         return action
 
-    def persist(self) -> None:
+    def persist(self) -> bool:
+        """Restart it for ever; True if it had been given up, and wants to be kept again."""
         self._life.persist()
+        if self.life is not Life.FAILED:
+            return False
+        self.handle(Event.REVIVE)
+        self.over = trio.Event()
+        return True
 
     def changed(self) -> None:
         before, self._changed = self._changed, trio.Event()

@@ -87,7 +87,7 @@ def judge(patience: Patience, *, begun: bool, misses: int, at_work: bool) -> Ver
 
 
 def works(before: Vitals | None, now: Vitals | None, *, elapsed_s: float) -> bool:
-    """Whether it was at work between two looks, the first of which may not have been taken."""
+    """Whether it was at work between two looks; `before` is None if the first was not taken."""
     if now is None:
         return False
     certain = AT_WORK.get(now.state or "")

@@ -8,7 +8,8 @@ restart would not help. A child that hangs is killed, and its death is then trea
 A child that the server can't do without is restarted for ever (`persist`), whatever it dies of: FOR_EVER is its table.
 Its pauses grow up to a bound, and begin anew after it has been ready for a while. Gateways are such children from the
 moment at which one of them has served: what clients send may end them again and again, and must not end the server. A
-gateway that dies before that is broken or can't work with the settings, and is given up as others are.
+gateway that dies before that is broken or can't work with the settings, and is given up as others are, until another
+one has served.
 
     waiting ──START──► starting ──READY──► ready ──STOP──► stopping ──EXIT──► stopped
                           ▲  │ EXIT          │ EXIT
@@ -56,6 +57,7 @@ class Event(enum.Enum):
     REFUSED = "refused"  # it says why it can't, and that trying again is no use
     HUNG = "hung"  # its heart stopped, or it never began to beat
     EXIT = "exit"  # the process is gone, or uses nothing of its name any more
+    REVIVE = "revive"  # it was given up before it was known that it can work
     RETIRE = "retire"  # a reload replaces it
     STOP = "stop"  # the server is stopping
     OVERDUE = "overdue"  # it was told to stop and has not
@@ -134,6 +136,7 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
 FOR_EVER: dict[tuple[Life, Event], tuple[Life, Action]] = {
     **TRANSITIONS,
     (Life.REFUSING, Event.EXIT): (Life.BACKOFF, Action.RETRY),
+    (Life.FAILED, Event.REVIVE): (Life.WAITING, Action.NOTHING),
 }
 
 ALIVE = frozenset({Life.STARTING, Life.READY, Life.RETIRING, Life.KILLED, Life.REFUSING, Life.STOPPING})
@@ -161,7 +164,7 @@ class ChildLife:
         self.pause_s = 0.0
 
     def persist(self) -> None:
-        """From now on it is restarted for ever; one that has been given up stays so."""
+        """From now on it is restarted for ever; one that has been given up needs a REVIVE."""
         self._for_ever = True
 
     def handle(self, event: Event) -> Action:

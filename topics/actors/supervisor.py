@@ -362,8 +362,9 @@ class Supervisor:
         if self._stop_asked.is_set():
             return
         if any(map(ready, self._doors)):
-            for door in self._doors:
-                door.persist()  # the settings are good: what ends a gateway from now on, clients may have sent
+            for door in self._doors:  # the settings are good: what ends a gateway from now on, clients may have sent
+                if door.persist():
+                    self._keep_soon(door)
         stores = [child for child in self._children.values() if child.spec.stores]
         if self._plan.changes and all(map(ready, stores)):
             self._commit_layout(stores)
