@@ -40,7 +40,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert "Traceback" not in server.output()
 
 
-def test_pipelined_scrapes_stop_nobody(flooded: Server) -> None:
+def test_pipelined_scrapes_stop_no_one_else(flooded: Server) -> None:
     """Each is milliseconds of work for the gateway: they are made together, and a round ends in time."""
     gateway = flooded.pid_of("gateway-0")
     with bystanders(flooded, within_s=2):

@@ -157,7 +157,7 @@ def test_small_requests_pass(house: House) -> None:
     assert status(connect(house, head(len(small)), small)) == 200
 
 
-def test_bodies_that_nobody_reads_count_for_nothing(house: House) -> None:
+def test_bodies_that_are_not_read_count_for_nothing(house: House) -> None:
     fill(house)
     before = held(house)
     pipe = connect(house, head(150 * KIB).replace(b"/v0/topics/t", b"/v0/nothing!"), b"x" * 140 * KIB)

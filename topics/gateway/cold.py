@@ -363,7 +363,7 @@ class ColdLane:
         return await life.wait_answered()
 
     async def _body(self, life: _Life, most: int, *, keep: bool) -> bytearray:
-        """The whole body. One that is too large, that there is no memory for, or that nobody will read, is read on and
+        """The whole body. One that is too large, that there is no memory for, or that is not wanted, is read on and
         dropped: many a client does not look for an answer before it has sent everything."""
         body, size, give_up, refused = bytearray(), 0, 0.0, False
         timeout_s = self._settings.body_timeout_ms / 1_000

@@ -87,7 +87,9 @@ class LargeBody(Generic[_G]):
         settings: Settings,
         *,
         inflater: Inflater | None = None,
+        malformed: str = "invalid_request",
     ) -> None:
+        self._code = malformed  # what a body that is no JSON is called
         self._data = data  # what is inflated and not yet read
         self._at = 0
         self._before = 0  # bytes that were read and let go
@@ -287,7 +289,7 @@ class LargeBody(Generic[_G]):
         raise self._malformed(problem.removeprefix("JSON is malformed: ").partition(" (byte")[0])
 
     def _malformed(self, what: str) -> ApiError:
-        return invalid(f"the body is not valid JSON: {what} (near byte {self._before + self._at})")
+        return ApiError(self._code, f"the body is not valid JSON: {what} (near byte {self._before + self._at})")
 
 
 def _options_too_large() -> ApiError:
