@@ -185,6 +185,7 @@ def test_a_file_that_others_can_read(keys: Keys, tmp_path: Path) -> None:
     assert "TOPICS_STRICT_FILES" in refused.stderr
 
 
+@pytest.mark.full
 def test_keys_of_the_environment_are_not_read_again(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", log=tmp_path / "server.log", TOPICS_API_KEYS=STAYS, TOPICS_WAL_SHARDS=1)
     try:
