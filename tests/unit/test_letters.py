@@ -22,7 +22,7 @@ QUEUE, DEAD = "jobs", "jobs.dead"  # of two shards each has one
 
 
 def stamp(seq: int = 7, deliveries: int = 3) -> dict[str, Any]:
-    return {"$dead_letter_from": "q", "$dead_letter_deliveries": deliveries, "$dead_letter_src_seq": seq}
+    return {"$dead_letter_from": "q", "$dead_letter_deliveries": str(deliveries), "$dead_letter_src_seq": str(seq)}
 
 
 def stamped_q(meta: bytes | None) -> bytes:
@@ -59,6 +59,7 @@ def test_what_a_client_wrote_stays_as_it_is(inside: bytes) -> None:
     [
         (stamped(None, source="before", deliveries=9, seq=1), {}),
         (stamped(b'{"a":1}', source="before", deliveries=9, seq=1), {"a": 1}),
+        (b'{"$dead_letter_from":"q","$dead_letter_deliveries":2,"$dead_letter_src_seq":4,"a":1}', {"a": 1}),  # older
         (b'{"$dead_letter_from":null,"z":1e2}', {"z": 100.0}),
         (b'{"\\u0024dead_letter_from":"escaped","z":1}', {"z": 1}),
         (b'{"$dead_letter_note":"mine"}', {"$dead_letter_note": "mine"}),
@@ -137,8 +138,8 @@ def test_a_move(tmp_path: Path) -> None:
             expected = {
                 "m": 1,
                 "$dead_letter_from": QUEUE,
-                "$dead_letter_deliveries": 1,
-                "$dead_letter_src_seq": number,
+                "$dead_letter_deliveries": "1",
+                "$dead_letter_src_seq": str(number),
             }
             assert json.loads(stored.record.meta or b"") == expected
         assert house.owner(DEAD).shard.topic(DEAD).config.durability == "memory", "its queue's class"

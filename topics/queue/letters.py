@@ -31,8 +31,9 @@ _decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> bytes:
-    """A record's meta and where it comes from. What an earlier move stamped is replaced; the rest stays as it was."""
-    stamp = _encode(dict(zip(_STAMPED, (source, deliveries, seq), strict=True)))
+    """A record's meta and where it comes from, in strings. What an earlier move stamped is replaced; the rest stays as
+    it was."""
+    stamp = _encode(dict(zip(_STAMPED, (source, str(deliveries), str(seq)), strict=True)))
     if meta is None:
         return stamp
     if _MARK.encode() in meta:
