@@ -214,7 +214,7 @@ def test_a_full_log_is_not_continued_for_it(tmp_path: Path) -> None:
     shard.append("t", records(3_000))
     wal = shard.engine.wal
     shard.wall.pass_ms(QUIET_MS)
-    files, wal.room = len(wal.files), 100
+    files, wal.room = len(wal.files), 50
     shard.engine.commit.lower_ceilings(shard.clock.now_ms())
     assert (len(wal.files), shard.topic("t").ceiling) == (files, 6_000)
     assert shard.engine.commit.reserved, "later"

@@ -38,6 +38,7 @@ from topics.walshard.wal import Wal
 _encode = msgspec.msgpack.Encoder().encode
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
 CONTROL_BYTES = limits.CONTROL_BYTES
+_HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
 
@@ -129,7 +130,7 @@ class Commit:
         ceiling_frame = last > topic.ceiling - topic.ceiling_margin and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
-            self.make_room(length + CONTROL_BYTES)
+            self.make_room(length + (CONTROL_BYTES if created else _HEAD_BYTES))
             if created:
                 self.stage_topic(topic, ts)
             if ceiling_frame:
@@ -162,7 +163,7 @@ class Commit:
         first = topic.next_seq
         last = first + count - 1
         if last > topic.ceiling - topic.ceiling_margin:
-            self.make_room(CONTROL_BYTES)
+            self.make_room(_HEAD_BYTES)
             self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
@@ -186,7 +187,7 @@ class Commit:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
         if seq > topic.ceiling - topic.ceiling_margin:
-            self.make_room(CONTROL_BYTES)
+            self.make_room(_HEAD_BYTES)
             topic.reserve = None  # none of these is written
             self.stage_ceiling(topic, seq, topic.last_ts)
             self.write_control()
@@ -256,7 +257,7 @@ class Commit:
         for topic in quiet[:_LOWERED]:
             if topic.deriving:
                 continue
-            if not self.wal.fits(CONTROL_BYTES, reserve=False):
+            if not self.wal.fits(_HEAD_BYTES, reserve=False):
                 break
             del self.reserved[topic]
             last = topic.next_seq - 1
