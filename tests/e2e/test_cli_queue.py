@@ -70,7 +70,7 @@ def words(text: str) -> str:
 
 def dead(queue: str, data: object, *, seq: int = 1, deliveries: int = 5, **fields: Any) -> dict[str, Any]:
     """A record as the server moves it to the dead letters."""
-    stamp = {"$dead_letter_from": queue, "$dead_letter_deliveries": deliveries, "$dead_letter_src_seq": seq}
+    stamp = {"$dead_letter_from": queue, "$dead_letter_deliveries": str(deliveries), "$dead_letter_src_seq": str(seq)}
     return {"data": data, **fields, "meta": {**fields.get("meta", {}), **stamp}}
 
 

@@ -208,11 +208,12 @@ def test_exactly_once_leaves_its_mark_in_meta(api: Client, a: str, b: str) -> No
     copies = wait_records(api, b, 6)
     marks = [record["meta"].pop("_topics_router") for record in copies]
     assert [record["meta"] for record in copies[1:]] == [{}, {}, {"k": [1]}, {}, {"x": {"_topics_router": 1}, "y": 2}]
-    assert [mark["seq"] for mark in marks] == [1, 2, 3, 4, 5, 6]
+    assert [mark["source_seq"] for mark in marks] == [1, 2, 3, 4, 5, 6]
     assert {mark["router"] for mark in marks} == {name}
-    assert {mark["source"] for mark in marks} == {a}
-    keys = [mark["key"] for mark in marks]
+    assert {mark["source_topic"] for mark in marks} == {a}
+    keys = [mark["idempotency_key"] for mark in marks]
     assert len(set(keys)) == 6
+    assert len({(mark["source_topic_id"], mark["source_epoch"]) for mark in marks}) == 1
     assert all(isinstance(key, str) and name in key for key in keys)
     assert [record.get("meta") for record in read(api, a)] == [None, *metas]  # the source is as it was
 
@@ -225,7 +226,7 @@ def test_the_key_is_that_of_the_source_record_whichever_router(api: Client, a: s
         route(api, a, c, name=f"{a}.c", guarantee="exactly_once")
         api.append(a, 1, 2)
         for dest in (b, c):
-            keys += [record["meta"]["_topics_router"]["key"] for record in wait_records(api, dest, 2)]
+            keys += [record["meta"]["_topics_router"]["idempotency_key"] for record in wait_records(api, dest, 2)]
             api.delete(dest, before_seq=1_000)
         api.drop(a)
     assert len(set(keys)) == 8
@@ -238,7 +239,7 @@ def test_a_chain_of_exactly_once_shows_the_last_router(api: Client, a: str, b: s
     (record,) = wait_records(api, c, 1)
     assert record["meta"]["k"] == 1
     assert record["meta"]["_topics_router"]["router"] == last
-    assert record["meta"]["_topics_router"]["source"] == b
+    assert record["meta"]["_topics_router"]["source_topic"] == b
 
 
 # --- graphs ------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ def queue(api: Client, dlq: str) -> Queue:
 def _stamp(queue: Queue, seq: int, deliveries: int) -> dict[str, Any]:
     return {
         "$dead_letter_from": queue.name,
-        "$dead_letter_deliveries": deliveries,
-        "$dead_letter_src_seq": seq,
+        "$dead_letter_deliveries": str(deliveries),
+        "$dead_letter_src_seq": str(seq),
     }
 
 
@@ -53,7 +53,7 @@ def _dead(api: Client, dlq: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 def _sources(records: list[dict[str, Any]]) -> list[int]:
-    return [record["meta"]["$dead_letter_src_seq"] for record in records]
+    return [int(record["meta"]["$dead_letter_src_seq"]) for record in records]
 
 
 # --- when --------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_many_at_once(queue: Queue, dlq: str) -> None:
     queue.wait_counters(0, 0, 700)
     records = _dead(queue.api, dlq, 700)
     assert sorted(_sources(records)) == seqs
-    assert all(record["data"] == record["meta"]["$dead_letter_src_seq"] - 1 for record in records)
+    assert all(record["data"] == int(record["meta"]["$dead_letter_src_seq"]) - 1 for record in records)
 
 
 def test_large_ones_at_once(queue: Queue, dlq: str) -> None:
@@ -166,7 +166,7 @@ def test_large_ones_at_once(queue: Queue, dlq: str) -> None:
     records = _dead(queue.api, dlq, 12)
     assert sorted(_sources(records)) == list(range(1, 13))
     for record in records:
-        assert record["data"] == str((record["meta"]["$dead_letter_src_seq"] - 1) % 10) * 1_000_000
+        assert record["data"] == str((int(record["meta"]["$dead_letter_src_seq"]) - 1) % 10) * 1_000_000
 
 
 # --- what is moved -----------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ def test_room_for_some_of_them(api: Client, dlq: str) -> None:
         queue.claim(10)
         page = api.diff(dlq)
         for record in page["records"]:
-            found.add(record["meta"]["$dead_letter_src_seq"])
+            found.add(int(record["meta"]["$dead_letter_src_seq"]))
         if page.seqs:
             api.delete(dlq, before_seq=page.seqs[-1] + 1)
         return len(found) == 8
@@ -680,6 +680,6 @@ def test_every_job_ends_once(api: Client, dlq: str) -> None:
     acked = [seq for share in done for seq, _ in share]
     assert len(acked) == len(set(acked)), "acked twice"
     assert all(deliveries <= 4 for share in done for _, deliveries in share)
-    moved = [record["meta"]["$dead_letter_src_seq"] for record in read(api, dlq)] if len(acked) < jobs else []
+    moved = [int(record["meta"]["$dead_letter_src_seq"]) for record in read(api, dlq)] if len(acked) < jobs else []
     assert sorted(acked + moved) == list(range(1, jobs + 1))
     queue.assert_counters(0, 0, len(moved))

@@ -767,8 +767,8 @@ def test_a_job_that_fails_too_often_goes_to_the_dead_letters(working: Working, h
     assert records[0]["meta"] == {
         "m": 1,
         "$dead_letter_from": queue.name,
-        "$dead_letter_deliveries": 2,
-        "$dead_letter_src_seq": 1,
+        "$dead_letter_deliveries": "2",
+        "$dead_letter_src_seq": "1",
     }
     queue.produce("sound")
     assert stream.seqs(1) == [2]
@@ -785,7 +785,7 @@ def test_dead_letters_may_be_worked_on_too(working: Working) -> None:
         working.nack(worker)
         job = mourner.job(5)
         assert (job["data"], job["deliveries"]) == (number, 1)
-        assert job["meta"]["$dead_letter_src_seq"] == number
+        assert job["meta"]["$dead_letter_src_seq"] == str(number)
         working.ack(mourner)
     queue.wait_counters(0, 0, 3)
     dead.wait_counters(0, 0)

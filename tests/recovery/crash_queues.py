@@ -841,6 +841,7 @@ def dead_jobs(world: World, ledger: Ledger) -> list[tuple[int, dict[str, Any]]]:
         number, meta = record["data"]["n"], record["meta"]
         assert record["data"] == job(number)
         assert meta["$dead_letter_from"] == ledger.queue, record
-        assert ledger.produced.get(number, meta["$dead_letter_src_seq"]) == meta["$dead_letter_src_seq"], record
+        source_seq = int(meta["$dead_letter_src_seq"])
+        assert ledger.produced.get(number, source_seq) == source_seq, record
         found.append((number, meta))
     return found

@@ -110,8 +110,8 @@ class Scene:
         assert counters(world, queue) == {"ready": 0, "in_flight": 0, "dead_lettered": 1, "count": 1}
         ((record,),) = [[each for each in world.read(self._dead) if "data" in each]]
         assert record["data"] == job(6)
-        assert record["meta"]["$dead_letter_deliveries"] == 2
-        assert record["meta"]["$dead_letter_src_seq"] == 7
+        assert record["meta"]["$dead_letter_deliveries"] == "2"
+        assert record["meta"]["$dead_letter_src_seq"] == "7"
 
     def _check_what_is_free(self) -> None:
         before = dict(self._leases)

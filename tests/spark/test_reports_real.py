@@ -339,7 +339,7 @@ def test_letters(play: Play, scene: Scene) -> None:
         assert (row["letters"], row["still there"]) == (len(found), len(found))
         times = [record["$ts"] for record in found]
         assert (row["first seen"], row["last seen"]) == (min(times), max(times))
-        assert row["most deliveries"] == max(record["meta"]["$dead_letter_deliveries"] for record in found)
+        assert row["most deliveries"] == max(int(record["meta"]["$dead_letter_deliveries"]) for record in found)
     assert result.summary["letters"] == sum(len(found) for found in expected.values())
     assert metrics(result, "letters_queue_present") == {
         (queue,): sum(len(found) for key, found in expected.items() if key[0] == queue) for queue in ("jobs", "other")

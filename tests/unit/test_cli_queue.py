@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
     "dead_letter": None,
     "leases_durable": False,
 }
-STAMP = b'"$dead_letter_deliveries":5,"$dead_letter_src_seq":17'
+STAMP = b'"$dead_letter_deliveries":"5","$dead_letter_src_seq":"17"'
 META = b'{"a":  1.50, "$dead_letter_from":"jobs", "z": {"k": [1e3]}, %b}' % STAMP
 
 
@@ -62,6 +62,23 @@ def test_a_redriven_job_is_what_it_was() -> None:
 def test_meta_that_was_provenance_alone_is_gone() -> None:
     assert letter(meta=b'{"$dead_letter_from":"jobs","$dead_letter_src_seq":1}').job.meta is None
     assert letter(meta=b"").job.meta is None
+
+
+@pytest.mark.parametrize(
+    ("stamp", "words"),
+    [
+        (STAMP, "from=jobs:17 deliveries=5"),
+        (b'"$dead_letter_deliveries":5,"$dead_letter_src_seq":17', "from=jobs:17 deliveries=5"),  # of older servers
+        (
+            rb'"$dead_letter_deliveries":null,"$dead_letter_src_seq":"\u001b[2J"',
+            r'from=jobs:"\u001b[2J" deliveries=null',
+        ),
+    ],
+)
+def test_letters_of_older_servers_are_told_alike(stamp: bytes, words: str) -> None:
+    meta = b'{"$dead_letter_from":"jobs",%b}' % stamp
+    assert letter(meta=meta).provenance == words
+    assert letter(meta=meta).job.meta is None
 
 
 def test_where_it_goes() -> None:

@@ -16,7 +16,7 @@ from topics.router.copying import MARK, Copied, copy, matches
 from topics.storage.columns import Columns
 from topics.storage.routers import Rule
 
-SOURCE_ID = 0xABCDEF
+SOURCE_ID = 0xFEDC_BA98_7654_3210
 
 
 def rule(router: str = "r", **more: Any) -> Rule:
@@ -149,18 +149,26 @@ def marks(made: list[Record]) -> list[dict[str, Any]]:
 
 def test_the_mark_says_where_a_copy_comes_from() -> None:
     _, made = copied([rule("my->router", guarantee="exactly_once")], [A, D], seqs=[7, 9])
-    assert [(mark["router"], mark["source"], mark["seq"]) for mark in marks(made)] == [
-        ("my->router", "s", 7),
-        ("my->router", "s", 9),
+    assert marks(made) == [
+        {
+            "idempotency_key": f"router:my->router:{SOURCE_ID:016x}:{SOURCE_ID >> 16}:{seq}",
+            "router": "my->router",
+            "source_topic": "s",
+            "source_seq": seq,
+            "source_epoch": SOURCE_ID >> 16,
+            "source_topic_id": f"{SOURCE_ID:016x}",
+        }
+        for seq in (7, 9)
     ]
-    keys = [mark["key"] for mark in marks(made)]
+    keys = [mark["idempotency_key"] for mark in marks(made)]
     assert len(set(keys)) == 2
     assert [
-        mark["key"] for mark in marks(copied([rule("my->router", guarantee="exactly_once")], [D], seqs=[9])[1])
+        mark["idempotency_key"]
+        for mark in marks(copied([rule("my->router", guarantee="exactly_once")], [D], seqs=[9])[1])
     ] == [keys[1]]
     other_life = Rule("my->router", "s", "d", SOURCE_ID + 1, 2, 0, 0, guarantee="exactly_once")
-    assert marks(copied([other_life], [D], seqs=[9])[1])[0]["key"] not in keys
-    assert marks(copied([rule("other", guarantee="exactly_once")], [D], seqs=[9])[1])[0]["key"] not in keys
+    assert marks(copied([other_life], [D], seqs=[9])[1])[0]["idempotency_key"] not in keys
+    assert marks(copied([rule("other", guarantee="exactly_once")], [D], seqs=[9])[1])[0]["idempotency_key"] not in keys
 
 
 @pytest.mark.parametrize(
@@ -173,6 +181,7 @@ def test_the_mark_says_where_a_copy_comes_from() -> None:
         (b' {"k" : [1, {"x":2}] } ', {"k": [1, {"x": 2}]}),
         (b'{"_topics_router":1}', {}),
         (b'{"_topics_router":{"key":"forged"},"k":2}', {"k": 2}),
+        (b'{"k":2,"_topics_router":{"router":"r","source":"s","seq":1,"key":"r:0000000000000001:1"}}', {"k": 2}),
         (b'{"k":2,"_topics_router":null}', {"k": 2}),
         (b'{"k":"_topics_router"}', {"k": "_topics_router"}),
         (b'{"k":{"_topics_router":5}}', {"k": {"_topics_router": 5}}),
@@ -319,4 +328,4 @@ def test_like_a_naive_copier(rules: list[Rule], records: list[Record], data: st.
         mark = meta.pop(MARK)
         before.pop(MARK, None)
         assert meta == before
-        assert (mark["router"], mark["seq"]) == (want.router, want.seq)
+        assert (mark["router"], mark["source_seq"]) == (want.router, want.seq)

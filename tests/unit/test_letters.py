@@ -16,13 +16,14 @@ from queueplay import House, run
 from topics import limits
 from topics.actors.messages import Op
 from topics.queue.letters import stamped
+from topics.shm.counters import Word
 from topics.storage.config import TopicConfig, owner_of_name
 
 QUEUE, DEAD = "jobs", "jobs.dead"  # of two shards each has one
 
 
 def stamp(seq: int = 7, deliveries: int = 3) -> dict[str, Any]:
-    return {"$dead_letter_from": "q", "$dead_letter_deliveries": deliveries, "$dead_letter_src_seq": seq}
+    return {"$dead_letter_from": "q", "$dead_letter_deliveries": str(deliveries), "$dead_letter_src_seq": str(seq)}
 
 
 def stamped_q(meta: bytes | None) -> bytes:
@@ -59,6 +60,7 @@ def test_what_a_client_wrote_stays_as_it_is(inside: bytes) -> None:
     [
         (stamped(None, source="before", deliveries=9, seq=1), {}),
         (stamped(b'{"a":1}', source="before", deliveries=9, seq=1), {"a": 1}),
+        (b'{"$dead_letter_from":"q","$dead_letter_deliveries":2,"$dead_letter_src_seq":4,"a":1}', {"a": 1}),  # older
         (b'{"$dead_letter_from":null,"z":1e2}', {"z": 100.0}),
         (b'{"\\u0024dead_letter_from":"escaped","z":1}', {"z": 1}),
         (b'{"$dead_letter_note":"mine"}', {"$dead_letter_note": "mine"}),
@@ -137,13 +139,77 @@ def test_a_move(tmp_path: Path) -> None:
             expected = {
                 "m": 1,
                 "$dead_letter_from": QUEUE,
-                "$dead_letter_deliveries": 1,
-                "$dead_letter_src_seq": number,
+                "$dead_letter_deliveries": "1",
+                "$dead_letter_src_seq": str(number),
             }
             assert json.loads(stored.record.meta or b"") == expected
         assert house.owner(DEAD).shard.topic(DEAD).config.durability == "memory", "its queue's class"
         assert house.live(QUEUE) == []
         assert await house.counts(QUEUE) == (0, 0, 3)
+        nothing_is_kept(house)
+
+    play(tmp_path, script)
+
+
+async def until_done(house: House, sink: Any) -> None:
+    """Rounds of everyone until this is answered, and no more."""
+    for _ in range(100):
+        await house.rest()
+        if sink.done:
+            return
+        for process in house._everyone():
+            process.round()
+    raise AssertionError("no answer")
+
+
+def test_a_claim_is_answered_when_its_dead_letters_are_there(tmp_path: Path) -> None:
+    """What the answer implies is what the next read shows."""
+
+    async def script(house: House) -> None:
+        make(house, 3)
+        await wear_out(house, 3)
+        claim = house.gateway.claim(QUEUE, "w", 2)
+        await until_done(house, claim)
+        assert claim.value.jobs == []
+        assert (house.live(QUEUE), letters(house)) == ([], [1, 2, 3])
+        words = house.process.context.row.words
+        assert (words[Word.DEAD_LETTERED], words[Word.LEASES], words[Word.JOBS_CLAIMED]) == (3, 0, 3)
+        assert await house.counts(QUEUE) == (0, 0, 3)
+        nothing_is_kept(house)
+
+    play(tmp_path, script)
+
+
+def test_a_claim_does_not_wait_for_dead_letters_that_are_refused(tmp_path: Path) -> None:
+    """Neither for the first try, longer than it takes, nor for a later one."""
+
+    async def script(house: House) -> None:
+        make(house, 2, auto_create=False)
+        await wear_out(house, 1)
+        await until_done(house, house.gateway.claim(QUEUE, "w", 1, 100))  # the other job
+        assert refusals(house) == 1
+        await house.pass_time(200, step_ms=200)
+        claim = house.gateway.claim(QUEUE, "w", 1)  # while the queue pauses before it tries again
+        await until_done(house, claim)
+        assert claim.value.jobs == []
+        assert letters(house) == []
+
+    play(tmp_path, script)
+
+
+def test_a_claim_does_not_wait_for_ever_for_its_dead_letters(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        make(house, 2)
+        await wear_out(house, 1)
+        house.owner(DEAD).links["queue"].allowed = 0  # its shard hears nothing
+        claim = house.gateway.claim(QUEUE, "w", 1)
+        await house.settle()
+        assert not claim.done
+        await house.pass_time(1_100)
+        assert [job.seq for job in claim.value.jobs] == [2]
+        house.release()
+        await house.settle()
+        assert letters(house) == [1]
         nothing_is_kept(house)
 
     play(tmp_path, script)

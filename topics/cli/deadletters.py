@@ -67,9 +67,17 @@ class DeadLetter:
         """Where it comes from, in words; None for what is no dead letter."""
         if self.origin is None:
             return None
-        seq, deliveries = (self._meta.get(f"{PROVENANCE}{name}") for name in ("src_seq", "deliveries"))
-        words = f"from={self.origin}" + ("" if seq is None else f":{bytes(seq).decode()}")
-        return words + ("" if deliveries is None else f" deliveries={bytes(deliveries).decode()}")
+        seq, deliveries = self._stamp("src_seq"), self._stamp("deliveries")
+        words = f"from={self.origin}" + ("" if seq is None else f":{seq}")
+        return words + ("" if deliveries is None else f" deliveries={deliveries}")
+
+    def _stamp(self, name: str) -> str | None:
+        """A number in a string; older servers wrote the number itself. Anything else is a client's, as it was sent."""
+        value = self._meta.get(f"{PROVENANCE}{name}")
+        if value is None:
+            return None
+        text = bytes(value).decode()
+        return number if (number := text.removeprefix('"').removesuffix('"')).isdecimal() else text
 
     @property
     def job(self) -> NewRecord:

@@ -37,7 +37,7 @@ class LinkCaller:
 
 
 class Claimer:
-    __slots__ = ("caller", "gone", "lease_ms", "max", "node")
+    __slots__ = ("caller", "gone", "lease_ms", "max", "moving", "node")
 
     stream = 0
 
@@ -47,6 +47,7 @@ class Claimer:
         self.max = request.max
         self.lease_ms = request.lease_ms
         self.gone = False  # nobody waits for the answer any more
+        self.moving: set[int] = set()  # jobs that its passes have sent to the dead letters
 
 
 class Worker:

@@ -31,8 +31,9 @@ _decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> bytes:
-    """A record's meta and where it comes from. What an earlier move stamped is replaced; the rest stays as it was."""
-    stamp = _encode(dict(zip(_STAMPED, (source, deliveries, seq), strict=True)))
+    """A record's meta and where it comes from, in strings. What an earlier move stamped is replaced; the rest stays as
+    it was."""
+    stamp = _encode(dict(zip(_STAMPED, (source, str(deliveries), str(seq)), strict=True)))
     if meta is None:
         return stamp
     if _MARK.encode() in meta:
@@ -45,10 +46,11 @@ def stamped(meta: bytes | None, *, source: str, deliveries: int, seq: int) -> by
 class _Moving:
     """The jobs of a queue that are on their way."""
 
-    __slots__ = ("jobs", "wake")
+    __slots__ = ("jobs", "pausing", "wake")
 
     def __init__(self) -> None:
         self.jobs: list[Lease] = []
+        self.pausing = False  # the last ones were refused
         self.wake = trio.Event()
 
 
@@ -66,6 +68,8 @@ class Letters:
         moving = self._moving.get(queue)
         if moving is not None:
             moving.jobs.extend(jobs)
+            if moving.pausing:
+                queue.passes.tried([lease.seq for lease in jobs])  # nobody should wait for the next try
             return False
         moving = self._moving[queue] = _Moving()
         moving.jobs.extend(jobs)
@@ -91,6 +95,7 @@ class Letters:
                     left, refused = await self._move([lease for lease in jobs if lease not in patient], queue)
                 finally:
                     self.under_way -= 1
+                queue.passes.tried([lease.seq for lease in jobs])
                 self._on_done()
                 moving.jobs.extend(left)  # behind the others: what never fits must not keep them
                 if len(left) < len(jobs):
@@ -105,11 +110,15 @@ class Letters:
                     retry_ms=pause_ms,
                 )
                 moving.wake = trio.Event()
+                moving.pausing = True
+                queue.passes.tried([lease.seq for lease in moving.jobs])
                 with trio.move_on_after(pause_ms / 1_000):
                     await moving.wake.wait()
+                moving.pausing = False
                 pause_ms = min(2 * pause_ms, longest_ms)
         finally:
             del self._moving[queue]
+            queue.passes.tried([lease.seq for lease in moving.jobs])
 
     async def _move(self, jobs: list[Lease], queue: Queue) -> tuple[list[Lease], Exception | None]:
         """Those that could not be moved, and why."""

@@ -4,11 +4,13 @@
 
 Whoever comes while the shard is asked is served by the next pass. A claim is answered with nothing only if nothing is
 left. Without a window claims are served as they came; with one, and wherever connections wait, jobs are divided.
+A claim whose pass sends jobs to the dead letters is answered when they are there, so that the next read finds them; or
+when they were refused, or after a moment: the job that it got has a lease that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,8 +28,20 @@ if TYPE_CHECKING:
     from topics.queue.queue import Queue
 
 _PAUSE_MS = 200
+_LETTERS_MS = 1_000  # a claim waits so long for its dead letters
 
 Share = tuple[Member, messages.Claimed, bytes]
+
+
+class _Held:
+    """Answers that wait for dead letters."""
+
+    __slots__ = ("due_ms", "send", "seqs")
+
+    def __init__(self, seqs: set[int], send: Callable[[], None], due_ms: int) -> None:
+        self.seqs = seqs
+        self.send = send
+        self.due_ms = due_ms
 
 
 class Passes:
@@ -42,10 +56,12 @@ class Passes:
         self.pause_ms = 0  # connections are not served before this: the shard refused
         self.fresh = True  # whether the log may hold jobs behind the cursor
         self.retiring = False  # connections are served by the next process
+        self._untried: set[int] = set()  # jobs on their way to the dead letters for the first time
+        self._held: list[_Held] = []
 
     @property
     def idle(self) -> bool:
-        return not self._claimers and self._taking is None
+        return not self._claimers and self._taking is None and not self._held
 
     def add(self, claimer: Claimer) -> None:
         self._claimers.append(claimer)
@@ -61,12 +77,33 @@ class Passes:
     def refuse_all(self, error: ApiError) -> None:
         claimers, self._claimers = self._claimers, []
         _refuse(claimers, error)
+        self.tried(self._untried)  # what was leased before that is answered
+
+    @property
+    def held_due_ms(self) -> int:
+        """When an answer has waited for its dead letters long enough; 0: none waits."""
+        return min([held.due_ms for held in self._held], default=0)
+
+    def tried(self, seqs: Iterable[int]) -> None:
+        """These are with the dead letters now, or were refused there."""
+        self._untried.difference_update(set(seqs))
+        self._send_held()
+
+    def _send_held(self) -> None:
+        if not self._held:
+            return
+        now = self._queue.now_ms()
+        due = [held for held in self._held if held.due_ms <= now or held.seqs.isdisjoint(self._untried)]
+        self._held = [held for held in self._held if held not in due]
+        for held in due:
+            held.send()
 
     def step(self) -> None:
         """Serve who waits, if there is anything to serve and the shard is not being asked already."""
         now = self._queue.now_ms()
         leases = self._leases
         leases.advance(now)
+        self._send_held()
         if now >= self.pause_ms:
             self.pause_ms = 0
         if self._taking is not None:
@@ -102,7 +139,13 @@ class Passes:
         max_deliveries = self._queue.config.max_deliveries if self._queue.config.dead_letter else 0
         picked, worn = self._leases.pick(total, max_deliveries=max_deliveries)
         if worn:
-            self._queue.worn(self._leases.move(worn))
+            moving = self._leases.move(worn)
+            seqs = [lease.seq for lease in moving]
+            self._untried.update(seqs)
+            for member in cohort:
+                if isinstance(member, Claimer):
+                    member.moving.update(seqs)
+            self._queue.worn(moving)
         limit = min(total, len(picked) + max(0, limits.MAX_LEASES - len(self._leases)))
         if not limit:
             _refuse(cohort, throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first"))
@@ -222,11 +265,20 @@ class Passes:
             ready = self._queue.counts.ready(taken.live)
             for member, claimed, body in given:
                 if isinstance(member, Claimer):
-                    member.caller.answer(Op.CLAIM, msgspec.structs.replace(claimed, ready=ready), body)
+                    self._answer(member, msgspec.structs.replace(claimed, ready=ready), body)
                 elif claimed.seqs and not member.gone:
                     member.caller.answer(Op.JOBS, claimed, body)
 
         self._queue.counts.compare(taken.removals, send, lambda error: send())
+
+    def _answer(self, claimer: Claimer, claimed: messages.Claimed, body: bytes) -> None:
+        def send() -> None:
+            claimer.caller.answer(Op.CLAIM, claimed, body)
+
+        if claimer.moving.isdisjoint(self._untried):
+            send()
+        else:
+            self._held.append(_Held(claimer.moving, send, self._queue.now_ms() + _LETTERS_MS))
 
     def _take_back(self, given: list[Share], error: ApiError) -> None:
         """The leases could not be made as durable as they have to be: nobody got them."""

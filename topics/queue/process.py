@@ -39,6 +39,7 @@ from topics.queue.leases import Lease
 from topics.queue.letters import Letters
 from topics.queue.opening import Opener, Opening
 from topics.queue.queue import Queue
+from topics.queue.tally import Tally
 from topics.shm.counters import Word
 from topics.storage.config import owner_of_name
 
@@ -81,7 +82,7 @@ class Coordinator:
         self._sweep_ms = 0
         self._holds = Holds(self._asks, say_held=context.held, board=context.board)
         self._retire_by: float | None = None
-        self._ended = [0, 0, 0]  # claimed, acked and dead-lettered jobs of queues that are forgotten
+        self._tally = Tally(context.row)
         self._stopping = False
         self._now_ms = Clock().now_ms
         # Numbers of leases never come again: they begin with the time.
@@ -186,6 +187,8 @@ class Coordinator:
                         self._clocked[queue] = None
                     else:
                         self._clocked.pop(queue, None)
+            # Before the answers leave: what a client has been told is counted.
+            self._tally.look([queue for queue in dirty if self._queues.get(queue.topic) is queue])
 
     def _handle(self, message: bytes, link: Link, now_ms: int) -> None:
         op, _, correlation, deadline_ms, head, _ = messages.unpack(message)
@@ -454,8 +457,7 @@ class Coordinator:
         self._forgotten(queue)
 
     def _forgotten(self, queue: Queue) -> None:
-        for at, jobs in enumerate((queue.claimed, queue.acked, queue.moved)):
-            self._ended[at] += jobs
+        self._tally.forget(queue)
         self._opener.forget(queue)
         self._clocked.pop(queue, None)
 
@@ -489,13 +491,9 @@ class Coordinator:
             if waiting is None or waiting[0].passes.has(waiting[1])
         }
         words = self._context.row.words
-        queues = self._queues.values()
-        words[Word.QUEUES] = len(queues)
-        words[Word.LEASES] = sum(queue.leases.in_flight for queue in queues)
-        words[Word.JOBS_CLAIMED] = self._ended[0] + sum(queue.claimed for queue in queues)
-        words[Word.JOBS_ACKED] = self._ended[1] + sum(queue.acked for queue in queues)
-        words[Word.DEAD_LETTERED] = self._ended[2] + sum(queue.moved for queue in queues)
+        words[Word.QUEUES] = len(self._queues)
         words[Word.STREAMS] = len(self._streams)
+        self._tally.look(self._queues.values())  # leases have ended by time
 
     # --- links ---
 

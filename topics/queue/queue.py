@@ -131,7 +131,7 @@ class Queue:
     @property
     def timed(self) -> bool:
         """Whether something may be due without anybody asking."""
-        return bool(self.passes.window_ms or self.workers or self.journal.due_ms)
+        return bool(self.passes.window_ms or self.workers or self.journal.due_ms or self.passes.held_due_ms)
 
     def end(self, error: ApiError) -> None:
         """The topic is gone, or no queue any more."""
@@ -259,7 +259,7 @@ class Queue:
     def next_due_ms(self) -> int | None:
         """When something happens by itself: a cohort's window ends, a connection can be given a job again, or what was
         recorded has waited for company long enough."""
-        times = [self.passes.window_ms, self.journal.due_ms]
+        times = [self.passes.window_ms, self.journal.due_ms, self.passes.held_due_ms]
         if self.workers:
             times += [self.leases.next_due_ms() or 0, self.passes.pause_ms]
         return min(filter(None, times), default=None)

@@ -14,6 +14,7 @@ import msgspec
 from topics.actors.messages import RawPiece
 from topics.storage import columns
 from topics.storage.columns import Columns
+from topics.storage.config import epoch_of
 from topics.storage.routers import Rule
 
 MARK = "_topics_router"
@@ -107,13 +108,17 @@ def _raw(meta: bytes | None) -> msgspec.Raw | None:
 
 
 def _marked(meta: bytes | None, rule: Rule, seq: int) -> msgspec.Raw:
-    """The record's meta with our mark as its last field; a mark of an earlier router makes room for it."""
+    """The record's meta with our mark as its last field; a mark of an earlier router makes room for it. It depends on
+    the rule and the seq alone: after a crash the same record becomes the same copy."""
+    topic_id, epoch = f"{rule.source_id:016x}", epoch_of(rule.source_id)
     mark = _encode(
         {
+            "idempotency_key": f"router:{rule.router}:{topic_id}:{epoch}:{seq}",
             "router": rule.router,
-            "source": rule.source,
-            "seq": seq,
-            "key": f"{rule.router}:{rule.source_id:016x}:{seq}",
+            "source_topic": rule.source,
+            "source_seq": seq,
+            "source_epoch": epoch,
+            "source_topic_id": topic_id,  # in hex: 64 bits are too many for a number in JavaScript
         }
     )
     if meta is not None and MARK.encode() in meta:

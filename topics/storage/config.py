@@ -49,6 +49,11 @@ def topic_id(name: str, entropy: int) -> int:
     return (entropy & 0xFFFF_FFFF_FFFF) << 16 | bucket_of(name)
 
 
+def epoch_of(topic_id: int) -> int:
+    """What tells this life of a topic from others of its name."""
+    return topic_id >> 16
+
+
 def owner_of_name(name: str, shards: int) -> int:
     return bucket_of(name) % shards
 

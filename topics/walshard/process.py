@@ -226,7 +226,7 @@ class Shard:
     # --- serving -------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        context, mover = self._context, self._mover
+        context, mover, commit = self._context, self._mover, self._engine.commit
         processes = len(context.board.rows())
         idle = Idle(
             context.bell,
@@ -258,6 +258,9 @@ class Shard:
                 if relocator is not None:
                     self._settled = not relocator.step() and self._settled
                     self._look_ahead()
+                if commit.reserved:
+                    commit.lower_ceilings(self._engine.clock.now_ms())
+                    self._settled = self._settled and not commit.reserved
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()
@@ -319,8 +322,10 @@ class Shard:
             if handled - before < 2:
                 break
         commit.write()
+        changed = handled > 0
         if self._syncer.busy and (outcome := self._syncer.take()) is not None:
             commit.synced(outcome)
+            changed = True
         if self._mover.busy:
             self._mover.take()
         if engine.fetcher.busy:
@@ -333,12 +338,13 @@ class Shard:
         engine.polls.end_due(engine.refresh)
         if handled:
             self._settled = False
-        # Before the answers go out: other shards read these for the limits of the whole instance.
+        # Before the answers go out: other shards read these for the limits of the whole instance, and a client that
+        # has its answer finds in the metrics what it says.
         engine.publish_totals()
         words = self._context.row.words
-        words[Word.TOPICS] = engine.topic_count
-        words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.DERIVING] = len(engine.pipes.deriving)
+        if changed:
+            self._publish_contents()
         for link in self._links.values():
             link.flush()
         if engine.tails.push(now_ns):  # behind the answers: nobody waits for them
@@ -446,16 +452,28 @@ class Shard:
         context = self._context
         return [context.board.row(f"shard-{shard}") for shard in range(context.shards) if shard != context.index]
 
+    def _publish_contents(self) -> None:
+        """What requests change: thirteen stores in a round that had some."""
+        engine, words, before = self._engine, self._context.row.words, self._before
+        totals, wal, by_class = engine.totals, engine.wal, engine.kinds.by_class
+        words[Word.TOPICS] = engine.topic_count
+        words[Word.TOPICS_EPHEMERAL] = by_class["ephemeral"]
+        words[Word.TOPICS_MEMORY] = by_class["memory"]
+        words[Word.TOPICS_DISK] = by_class["disk"]
+        words[Word.TOPICS_FSYNC] = by_class["fsync"]
+        words[Word.QUEUE_TOPICS] = engine.kinds.queues
+        words[Word.RECORDS_LIVE] = totals.records
+        words[Word.BYTES_LIVE] = totals.bytes
+        words[Word.RECORDS_EVICTED] = before[Word.RECORDS_EVICTED] + totals.evicted
+        words[Word.RECORDS_EXPIRED] = before[Word.RECORDS_EXPIRED] + totals.expired
+        words[Word.WAL_FRAMES] = before[Word.WAL_FRAMES] + wal.frames
+        words[Word.WAL_BATCHES] = before[Word.WAL_BATCHES] + wal.batches
+        words[Word.WAL_BYTES] = before[Word.WAL_BYTES] + wal.bytes_written
+
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
         words = self._context.row.words
-        words[Word.TOPICS] = engine.topic_count
-        words[Word.TOPICS_EPHEMERAL] = engine.kinds.by_class["ephemeral"]
-        words[Word.TOPICS_MEMORY] = engine.kinds.by_class["memory"]
-        words[Word.TOPICS_DISK] = engine.kinds.by_class["disk"]
-        words[Word.TOPICS_FSYNC] = engine.kinds.by_class["fsync"]
-        words[Word.QUEUE_TOPICS] = engine.kinds.queues
-        words[Word.RECORDS_LIVE] = engine.totals.records
+        self._publish_contents()
         words[Word.RECORDS_ADDED] = engine.totals.added
         if self._relocator is not None:
             words[Word.COLD_SEGMENTS], words[Word.COLD_BYTES] = self._relocator.held()
@@ -463,21 +481,12 @@ class Shard:
         words[Word.WAL_LSN] = wal.written_lsn
         words[Word.WAL_BACKLOG] = wal.backlog_bytes
         words[Word.SNAPSHOT_MS] = self._mover.snapshot_ms
-        words[Word.BYTES_LIVE] = engine.totals.bytes
         words[Word.REQUESTS] = engine.requests
         words[Word.DERIVING] = len(engine.pipes.deriving)
         words[Word.SESSIONS] = engine.sessions.sessions
         words[Word.STREAMS] = engine.sessions.streams
         words[Word.FEEDS] = len(engine.tails)
         words[Word.PUSHES] = engine.tails.pushes
-        for word, count in (
-            (Word.WAL_FRAMES, wal.frames),
-            (Word.WAL_BATCHES, wal.batches),
-            (Word.WAL_BYTES, wal.bytes_written),
-            (Word.WAL_ROTATIONS, wal.rotations),
-            (Word.RECORDS_EVICTED, engine.totals.evicted),
-            (Word.RECORDS_EXPIRED, engine.totals.expired),
-        ):
-            words[word] = self._before[word] + count
+        words[Word.WAL_ROTATIONS] = self._before[Word.WAL_ROTATIONS] + wal.rotations
         self._publish_space()
         engine.publish_totals()
