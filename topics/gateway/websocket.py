@@ -313,7 +313,9 @@ class Socket:
             self._busy = True
             self._reading = len(text)
             decode = partial(decode_publish, most=settings.control_body_bytes)
-            self._streams.calls.slices.add(_LargePublish(self, LargeBody(text, decode, settings, malformed="invalid_json")))
+            self._streams.calls.slices.add(
+                _LargePublish(self, LargeBody(text, decode, settings, malformed="invalid_json"))
+            )
             return
         try:
             command = decode_command(text, most=settings.control_body_bytes)
