@@ -341,8 +341,9 @@ def _is_config(key: str) -> bool:
 
 
 def without_numbers(text: str) -> str:
-    """For tables meant for people: the words in order, whatever the widths."""
-    return " ".join(re.sub(r"[\d.]+", "N", re.sub(r"[━─┏┓┡┩└┘┳┴╇╈┃│]", " ", text)).split())
+    """For tables meant for people: the words in order, whatever the widths, and however long it took."""
+    words = " ".join(re.sub(r"[\d.]+", "N", re.sub(r"[━─┏┓┡┩└┘┳┴╇╈┃│]", " ", text)).split())
+    return re.sub(r"\bN[hm] (?=N[ms]\b)", "", words).replace("Nm ", "Ns ")
 
 
 def check(step: Step, printed: str) -> None:

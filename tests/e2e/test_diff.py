@@ -177,8 +177,8 @@ def test_a_reader_of_the_topic_before_learns_of_the_new_one(api: Client, topic: 
 def test_a_long_poll_beyond_the_head_does_not_wait(api: Client, topic: str) -> None:
     api.put(topic)
     started = time.monotonic()
-    assert api.diff(topic, 5, wait_ms=10_000)["tombstone"]["reason"] == "recreated"
-    assert time.monotonic() - started < 5
+    assert api.diff(topic, 5, wait_ms=30_000)["tombstone"]["reason"] == "recreated"
+    assert time.monotonic() - started < 25
 
 
 # --- what is included --------------------------------------------------------------------------------

@@ -325,9 +325,9 @@ def test_an_extend_shows_the_deadlines_of_what_was_not_skipped() -> None:
     seqs = [*range(1, 100_001), 7, 8]
     body = json.dumps({"node": "n", "seqs": seqs, "lease_ms": 1_000}).encode()
     call = call_of(handlers.extend(request(body=body)))
-    began = time.monotonic()
+    began = time.process_time()  # other work on the machine is not ours
     shown = content(call.render(messages.Extended([9, 7], 5_000), b""))
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert (shown["extended"], shown["skipped"]) == (100_000, [9, 7])
     assert shown["deadlines"] == {str(seq): 5_000 for seq in range(1, 100_001) if seq != 9}
 

@@ -481,9 +481,9 @@ def test_whoever_lags_in_a_ring_is_served_as_quickly(shard: PipeShard, behind: i
     shard.append("s", numbers(1, 4_096))
     first = 4_097 - behind
     shard.topic("s").hops += [(seq, seq, 1) for seq in range(first, first + 2 * 65_536, 2)]
-    began = time.perf_counter()
+    began = time.process_time()
     piece, _ = shard.read_raw("s", 0, limit=4_096)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
     assert piece.count == 4_096
     assert piece.hops == ([0] * 96 + [1, 0] * 2_000 if behind else None)
 
@@ -491,10 +491,10 @@ def test_whoever_lags_in_a_ring_is_served_as_quickly(shard: PipeShard, behind: i
 def test_remembering_hops_is_as_quick_while_nobody_reads_them(shard: PipeShard) -> None:
     topic = shard.topic("s")
     topic.hops += [(seq, seq, 1) for seq in range(1, 1_000_001, 2)]
-    began = time.perf_counter()
+    began = time.process_time()
     for seq in range(1_000_001, 1_000_401, 2):
         pipes_module._remember_hops(topic, seq, [1])
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert len(topic.hops) == 500_200
     topic.hops_read = 1_000_000
     pipes_module._remember_hops(topic, 1_000_401, [1])
