@@ -101,6 +101,7 @@ class Connection:
         "chunks",
         "closed",
         "closing",
+        "costly",
         "discarding",
         "exchanges",
         "fd",
@@ -155,6 +156,7 @@ class Connection:
         self.owes_continue = False
         self.discarding = False  # all is said; what the client still sends is read and dropped
         self.closed = False
+        self.costly = False  # its last request took long: those of others go first
         self.progress_ns = time.monotonic_ns()
         self.held = False  # a request that may become a stream is out: what follows it waits
         self.starting: Stream | None = None  # begins when its response's turn has come

@@ -19,6 +19,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from operator import attrgetter
 
 from topics import limits
 from topics.errors import STATUS, ApiError, invalid
@@ -54,6 +55,8 @@ _RUN_REQUESTS = 256
 # half of that time. Handing out answers and sending them have what is left, and a quarter at least.
 _TAKE_NS = 10_000_000
 SHARE_NS = 5_000_000
+_COSTLY_NS = 200_000  # ten times what a request of one record takes
+_COST = attrgetter("costly")
 _CR = 13
 _BLANK_LINES = re.compile(rb"(?:\r\n)*")
 _Batch = tuple[int, int, bytes]  # records, their size, their data
@@ -129,8 +132,12 @@ class HotLane:
         self.deadline_ms = time.monotonic_ns() // 1_000_000 + self._calls.timeout_ms
 
     def go_on(self) -> None:
-        """Begin with those whose requests the last round had no time for, one after the other."""
-        for connection in list(self.unfinished):
+        """Begin with those whose requests the last round had no time for: the one that waits longest, then those whose
+        last request was done quickly, then the others: a crowd of costly ones holds a small one up for a round."""
+        waiting = list(self.unfinished)
+        if len(waiting) > 2:
+            waiting[1:] = sorted(waiting[1:], key=_COST)
+        for connection in waiting:
             if self.late:
                 break
             self.unfinished.pop(connection, None)
@@ -138,7 +145,8 @@ class HotLane:
                 self._resume(connection)
             except Exception as error:
                 self.fail(connection, error)
-            self._look_at_clock()
+            if time.perf_counter_ns() > self._until_ns:
+                self._be_late()
 
     def _resume(self, connection: Connection) -> None:
         self._understand(connection, connection.buffer)
@@ -158,10 +166,15 @@ class HotLane:
             held = 0
         connection.booked = held
 
-    def _look_at_clock(self) -> None:
-        if time.perf_counter_ns() > self._until_ns:
-            self.late = True
-            self.on_late()
+    def _look_at_clock(self, connection: Connection, since_ns: int) -> None:
+        now = time.perf_counter_ns()
+        connection.costly = now - since_ns > _COSTLY_NS
+        if now > self._until_ns:
+            self._be_late()
+
+    def _be_late(self) -> None:
+        self.late = True
+        self.on_late()
 
     on_late: Callable[[], None] = staticmethod(lambda: None)  # we are alive, and busy
 
@@ -566,6 +579,7 @@ class HotLane:
                 connection.reading = size
                 self.sender.set_interest(connection, connection.interest & ~INPUT)
                 self._calls.slices.add(LargeAppend(self.handlers, self._calls, exchange, request, large))
+                self._look_at_clock(connection, started_ns)
                 return
             if head.headers is not None:
                 request.headers = head.headers
@@ -579,7 +593,7 @@ class HotLane:
         except Exception as error:  # a bug costs one request, not the gateway
             self._calls.on_fault(error, exchange.id)
             exchange.finish(error_response(went_wrong()))
-        self._look_at_clock()
+        self._look_at_clock(connection, started_ns)
 
     def _take(self, slot: int) -> tuple[int, bool]:
         """With a limit that is shared, or without one."""
