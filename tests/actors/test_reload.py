@@ -122,7 +122,7 @@ def test_sighup_is_the_same_order(server: RoleServer) -> None:
     before = server.pids()
     reloads = server.stderr().count("event=reloaded processes=4")
     os.kill(server.pid, signal.SIGHUP)
-    eventually(lambda: server.stderr().count("event=reloaded processes=4") > reloads, what="a reload")
+    eventually(lambda: server.stderr().count("event=reloaded processes=4") > reloads, within_s=90, what="a reload")
     assert not {pid for name, pid in server.pids().items() if name != "supervisor"} & set(before.values())
     assert server.popen.poll() is None
 
