@@ -34,7 +34,7 @@ pytestmark = pytest.mark.e2e
 Label = tuple[str, str]
 VARIABLE = {
     *("performance", "wid", "lease_id", "deadline", "deadlines", "topic_id", "created_at", "$ts"),
-    *("router", "source", "dest", "topic"),
+    *("router", "source", "dest", "topic", "effective_priority"),
 }
 
 

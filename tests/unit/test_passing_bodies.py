@@ -156,7 +156,7 @@ def test_it_is_answered_at_once_if_the_gateway_retires(house: House, path: str, 
 
 
 def cold_lane() -> ColdLane:
-    settings = Settings(api_keys=KEYS)
+    settings = Settings(api_keys=KEYS, body_timeout_ms=600_000)
     calls = Calls(shards=1, timeout_ms=5_000)
     streams = Streams(settings=settings, calls=calls, feeds=Feeds(calls, shards=1))
     handlers = Handlers(settings, shards=1, board=Board.create(["shard-0"]))
