@@ -21,6 +21,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from topics import limits
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
 from topics.shm.counters import Word
@@ -161,12 +162,15 @@ def busy_gateway(server: Server) -> Iterator[Threads]:
     """So long a gateway has more to do than it can bear: by questions that are never refused."""
     threads = Threads()
 
+    # A body that has to be decoded, as large as it may be, and nothing that would have to be stored.
+    body = b'{"seqs":[%b]}' % b",".join([b"[]"] * 80_000)
+    assert len(body) < limits.CONTROL_BODY_BYTES
+
     def step(client: Client) -> None:
-        # A body that has to be decoded, and nothing that anybody would have to store.
-        answer = client.send("POST", "/v0/topics/nobody-home/delete", {"seqs": list(range(1, 60_000))})
+        answer = client.send("POST", "/v0/topics/nobody-home/delete", content=body)
         assert answer.status in (400, 404), answer
 
-    for _ in range(2):
+    for _ in range(6):
         threads.start(server.client(), step)
     try:
         yield threads

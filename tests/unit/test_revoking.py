@@ -29,7 +29,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def signed(request: bytes, secret: str) -> bytes:
-    return request.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer %b\r\n" % secret.encode())
+    return request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nAuthorization: Bearer %b\r\n" % secret.encode())
 
 
 def ask(house: House, request: bytes, secret: str) -> SseClient:
@@ -84,7 +84,7 @@ def errors(said: list[Any]) -> list[tuple[str, str]]:
     return [(one["code"], one["message"]) for one in said if one["op"] == "error"]
 
 
-HEALTH = b"GET /v0/topics?page_size=1 HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /v0/topics?page_size=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ENDS = {
     "revoked": lambda house: revoke(house, "two:rw"),
     "demoted": lambda house: revoke(house, "one:r:t name=first\ntwo:rw"),
@@ -190,7 +190,8 @@ def test_a_body_on_its_way_is_refused(house: House) -> None:
     for size in (100, 200_000):
         house.gateways[0].take_keys(parse(KEYS))
         request = (
-            f"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+            "POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {size}\r\n\r\n"
         ).encode()
         client = send(house.gateways[0], signed(request, "one") + b'{"records":[')
         house.settle()
@@ -204,7 +205,7 @@ def test_a_body_on_its_way_is_refused(house: House) -> None:
 def test_a_long_poll_is_asked_again(house: House) -> None:
     body = b'{"from_seq":1,"wait_ms":30000}'
     framing = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    head = f"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\n{framing}"
+    head = f"POST /v0/topics/t/diff HTTP/1.1\r\nHost: localhost\r\n{framing}"
     polls = [send(house.gateways[0], signed(head.encode() + body, secret)) for secret in ("one", "two")]
     house.settle()
     assert [bytes(poll.pipe.took) for poll in polls] == [b"", b""]
