@@ -47,7 +47,7 @@ def test_a_crowd_of_bombers(tmp_path: Path) -> None:
                 took.append((time.monotonic() - began) / 2)
                 time.sleep(0.01)  # one normal client, not a flood
             assert client.state("honest")["count"] == len(took)
-        answers = json.loads(crowd.stdout.read())
+        answers = json.loads(crowd.communicate()[0])
         assert not any(status.startswith("5") for status in answers), answers
         assert answers.get("413", 0) > 100, answers
         assert server.pid_of("gateway-0") == pid, "the gateway was replaced"
