@@ -246,3 +246,47 @@ def test_the_decoder_says_where_a_value_ends() -> None:
         assert int(match[1]) - 1 == end
     with pytest.raises(msgspec.DecodeError, match="truncated"):
         msgspec.json.decode(b'{"a":', type=msgspec.Raw)
+
+
+def count_steps(body: LargeBody[AppendIn]) -> tuple[int, str]:
+    steps = 0
+    try:
+        while True:
+            steps += 1
+            if body.step():
+                return steps, ""
+    except ApiError as error:
+        return steps, error.code
+
+
+@pytest.mark.parametrize(
+    ("data", "least", "code"),
+    [
+        (b'{%b"node":"n"}' % (b'"records":[],' * 100_000), 100, "payload_too_large"),
+        (b'{%b"node":"n"}' % (b'"records":[{"data":1}],' * 50_000), 100, "payload_too_large"),
+        (b'{%b"records":[{"data":1}]}' % (b'"":1,' * 40_000), 100, ""),
+        (b'{"records":[%b{"data":1}]}' % (b" " * (8 << 20)), 30, ""),
+        (b'{"records":[%b{"data":1}]}' % (b'{"data":[%b0]},' % (b"0," * 400_000) * 10), 10, ""),
+    ],
+    ids=["records again and again", "one record each", "tiny fields", "spaces", "few large records"],
+)
+def test_whatever_a_body_consists_of_others_get_their_turn(data: bytes, least: int, code: str) -> None:
+    steps, found = count_steps(LargeBody(data, direct, Settings()))
+    assert (steps >= least, found) == (True, code)
+
+
+def test_blocks_without_content_are_read_in_slices() -> None:
+    """60 MiB of them keep zlib for half a second, and inflate to nothing."""
+    empty = b"\0\0\0\xff\xff" * 800_000
+    packed = bytes.fromhex("1f8b08000000000000ff") + empty
+    steps, code = count_steps(LargeBody(b"", direct, Settings(), inflater=Inflater(packed, most=64 << 20)))
+    assert (steps >= 10, code) == (True, "invalid_request")
+
+
+def test_what_is_left_of_a_packed_body_is_not_copied_again_and_again() -> None:
+    packer = zlib.compressobj(level=0, wbits=31)
+    data = b'{"records":[{"data":"%b"}]}' % (b"x" * 900_000)
+    packed = packer.compress(data * 8) + packer.flush()
+    inflater = Inflater(packed, most=64 << 20)
+    inflater.more(1_000)
+    assert len(inflater._unpacker.unconsumed_tail) <= 256 << 10

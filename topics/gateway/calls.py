@@ -294,6 +294,7 @@ class Calls:
 
     def abandon(self, sink: Sink) -> None:
         """The client has gone: a shard need not wait on its behalf. Rare, so a search will do."""
+        self.slices.drop(sink)
         if self.holding.abandon(sink):
             return
         for shard, pending in enumerate(self._pending):

@@ -35,7 +35,7 @@ DIRECT_BYTES = 1 * limits.MIB  # decoded in one go: that takes 15 ms if it is al
 OPTIONS_BYTES = 256 * limits.KIB
 _INFLATE_BYTES = 256 * limits.KIB
 _SLICE_BYTES = 128 * limits.KIB  # of tiny records these are more than one append may have, and take 2 ms
-_SLICE_RECORDS = 500
+_VALUE_BYTES = 1 * limits.KIB  # what finding one value costs, in bytes that are read in the same time
 _MISSES = 3
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -101,6 +101,7 @@ class LargeBody(Generic[_G]):
         self._options: list[bytes] = []
         self._options_bytes = 0
         self._missed = 0
+        self._spent = 0  # bytes read in this slice, and what their values cost
         self._walk = self._read()
         self._given: _G | None = None
 
@@ -156,15 +157,20 @@ class LargeBody(Generic[_G]):
         name = yield from self._value(OPTIONS_BYTES)
         yield from self._take(b":")
         yield from self._seek()
+        self._count_options(len(name))
         if decode_json(_key_decoder, name) == "records" and self._peek() == b"[":
             self._records = []
             yield from self._elements()
             return
         value = yield from self._value(OPTIONS_BYTES)
-        self._options_bytes += len(name) + len(value)
+        self._count_options(len(value))
+        self._options.append(b"%b:%b" % (name, value))
+
+    def _count_options(self, size: int) -> None:
+        """Names count whatever their values are: there is no end of fields that say the same again."""
+        self._options_bytes += size
         if self._options_bytes > OPTIONS_BYTES:
             raise _options_too_large()
-        self._options.append(b"%b:%b" % (name, value))
 
     def _elements(self) -> _Walk:
         records = self._records
@@ -192,7 +198,7 @@ class LargeBody(Generic[_G]):
             if leapt is None and not marker and end >= self._before:
                 between = bytes(self._data[end - self._before : self._at])
                 marker = value[-1:] + between + value[: value.find(b":") + 1]
-            if leapt is not None or len(records) % _SLICE_RECORDS == 0:
+            if leapt is not None:
                 yield
         yield from self._take(b"]")
 
@@ -229,9 +235,13 @@ class LargeBody(Generic[_G]):
     def _seek(self, *, end: bool = False) -> _Walk:
         """Go to the next byte that is no space."""
         while True:
-            found = _SPACE.match(self._data, self._at)
+            stop = self._at + _INFLATE_BYTES
+            found = _SPACE.match(self._data, self._at, stop)
             assert found is not None
             self._at = found.end()
+            if self._at == stop < len(self._data):
+                yield
+                continue
             if self._at < len(self._data):
                 return
             if not self._has_more:
@@ -263,6 +273,10 @@ class LargeBody(Generic[_G]):
             yield from self._fill()
         value = bytes(self._data[self._at : end])
         self._at = end
+        self._spent += len(value) + _VALUE_BYTES
+        if self._spent > _SLICE_BYTES:
+            self._spent = 0
+            yield
         return value
 
     def _end_of_value(self, most: int) -> int | None:

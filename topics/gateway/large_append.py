@@ -34,13 +34,13 @@ class LargeAppend:
     ) -> None:
         self._handlers = handlers
         self._calls = calls
-        self._asker = asker
+        self.asker = asker
         self._request = request
         self._body: LargeBody[AppendIn] | None = body
         self._outcome: Outcome | None = None
 
     def step(self) -> bool:
-        asker, body = self._asker, self._body
+        asker, body = self.asker, self._body
         if asker.gone:
             return True
         if self._outcome is not None:
@@ -59,4 +59,4 @@ class LargeAppend:
         return False
 
     def abort(self) -> None:
-        self._asker.abort()
+        self.asker.abort()

@@ -175,6 +175,7 @@ class Socket:
 
     def _stop(self) -> None:
         self._over = True
+        self._streams.calls.slices.drop(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -554,7 +555,7 @@ class _LargePublish:
     """Decoded in slices (large.py)."""
 
     def __init__(self, socket: Socket, body: LargeBody[Publish]) -> None:
-        self._socket = socket
+        self.asker = self._socket = socket
         self._body = body
 
     def step(self) -> bool:
