@@ -4,13 +4,13 @@ msgspec reads 64 MiB of JSON in up to a quarter of a second, and inflating takes
 meanwhile. So a body over DIRECT_BYTES is inflated and walked in slices, and the records are decoded some hundred
 kilobytes at a time. `step()` does one slice, of some milliseconds.
 
-Bounds hold while the body is read, not afterwards: the number of records, the size of one record, the size of
-everything else, and what a gzip body inflates to. A small body that inflates to millions of records is refused after
-the first ten thousand of them.
+Bounds hold while the body is read, not afterwards: the number of records, the size of one record, the number and size
+of the fields beside them, and what a gzip body inflates to. A small body that inflates to millions of records is
+refused after the first ten thousand of them.
 
-What is accepted and what is refused is the same as for a small body (bodies.py), but for two bounds that only matter
-here: one record takes at most twice the bytes that its data and meta may have, and the fields beside the records
-together at most OPTIONS_BYTES.
+What is accepted and what is refused is the same as for a small body (bodies.py), but for bounds that only matter
+here: one record takes at most twice the bytes that its data and meta may have, the fields beside the records together
+at most OPTIONS_BYTES, and there are at most OPTIONS of them, a name that is repeated counted each time.
 
 The walk knows the braces and commas of the outermost object and of its `records`. Where one value ends is asked of
 msgspec: given a value and what follows it, its error names the byte that does not belong to the value any more.
@@ -33,9 +33,11 @@ from topics.settings import Settings
 
 DIRECT_BYTES = 1 * limits.MIB  # decoded in one go: that takes 15 ms if it is all tiny records
 OPTIONS_BYTES = 256 * limits.KIB
+OPTIONS = 1_000  # fields: each takes some ten microseconds, and an append has a handful
 _INFLATE_BYTES = 256 * limits.KIB
 _SLICE_BYTES = 128 * limits.KIB  # of tiny records these are more than one append may have, and take 2 ms
 _SLICE_RECORDS = 500
+_SPACE_BYTES = 4 * limits.MIB  # of nothing but spaces: passed over in 10 ms
 _MISSES = 3
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -100,6 +102,7 @@ class LargeBody(Generic[_G]):
         self._records: list[RecordIn] | None = None
         self._options: list[bytes] = []
         self._options_bytes = 0
+        self._fields = 0
         self._missed = 0
         self._walk = self._read()
         self._given: _G | None = None
@@ -150,6 +153,9 @@ class LargeBody(Generic[_G]):
         self._given = given
 
     def _field(self) -> _Walk:
+        self._fields += 1
+        if self._fields > OPTIONS:
+            raise ApiError("payload_too_large", f"the body has more than {OPTIONS} fields", {"max": OPTIONS})
         yield from self._seek()
         if self._peek() != b'"':
             raise self._malformed('a name in "" is expected')
@@ -174,13 +180,14 @@ class LargeBody(Generic[_G]):
         if self._peek() == b"]":
             self._at += 1
             return
-        marker = b""
+        marker, read = b"", 0  # bytes since others had their turn
         while True:
             if (leapt := self._leap(marker)) is not None:
                 records += leapt
             else:
                 value = yield from self._value(self._record_bytes, record=len(records))
                 records.append(decode_json(_record_decoder, value))
+                read += len(value)
             if len(records) > self._most_records:
                 raise batch_too_large(len(records), self._most_records)
             end = self._before + self._at
@@ -192,7 +199,8 @@ class LargeBody(Generic[_G]):
             if leapt is None and not marker and end >= self._before:
                 between = bytes(self._data[end - self._before : self._at])
                 marker = value[-1:] + between + value[: value.find(b":") + 1]
-            if leapt is not None or len(records) % _SLICE_RECORDS == 0:
+            if leapt is not None or len(records) % _SLICE_RECORDS == 0 or read >= _SLICE_BYTES:
+                read = 0
                 yield
         yield from self._take(b"]")
 
@@ -229,11 +237,15 @@ class LargeBody(Generic[_G]):
     def _seek(self, *, end: bool = False) -> _Walk:
         """Go to the next byte that is no space."""
         while True:
-            found = _SPACE.match(self._data, self._at)
+            stop = self._at + _SPACE_BYTES
+            found = _SPACE.match(self._data, self._at, stop)
             assert found is not None
             self._at = found.end()
             if self._at < len(self._data):
-                return
+                if self._at < stop:
+                    return
+                yield
+                continue
             if not self._has_more:
                 if end:
                     return
