@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,7 @@ def bomb(unit: bytes, *, before: bytes, after: bytes) -> bytes:
         (b"x", b'{"records":[{"data":"', b'"}]}', "record_too_large"),
         (b'"a":1,', b"{", b'"records":[]}', "payload_too_large"),
         (b"{},", b'{"match":[', b"{}]}", "payload_too_large"),
+        (b'"records":[],', b"{", b'"records":[]}', "payload_too_large"),
     ],
 )
 def test_a_bomb_is_refused_after_its_first_part(unit: bytes, before: bytes, after: bytes, code: str) -> None:
@@ -193,6 +195,49 @@ def test_a_slice_is_small() -> None:
         steps += 1
     assert len(body.given.records) == 3_000
     assert steps >= len(data) // (2 * large._SLICE_BYTES)
+
+
+@pytest.mark.parametrize("size", [1_000_000, 140_000])
+def test_a_slice_of_large_records_is_small(size: int) -> None:
+    data = b'{"records":[%b]}' % b",".join([b'{"data":"%b"}' % (b"x" * size)] * 20)
+    body = LargeBody(data, direct, Settings())
+    steps = 0
+    while not body.step():
+        steps += 1
+    assert steps >= 20, "records that are larger than a slice have one each"
+
+
+def test_a_slice_of_spaces_is_small() -> None:
+    data = b'{%b"records":[{"data":1}]}' % (b" " * (20 << 20))
+    body = LargeBody(data, direct, Settings())
+    steps = 0
+    while not body.step():
+        steps += 1
+    assert steps >= 5
+    assert len(body.given.records) == 1
+
+
+def test_so_many_fields_and_no_more() -> None:
+    """A name that is repeated is a field each time, `records` too."""
+
+    def body(fields: int) -> bytes:
+        return b"{%b}" % b",".join([b'"records":[]'] * fields)
+
+    assert read(body(large.OPTIONS)).records == []
+    error = refused(LargeBody(body(large.OPTIONS + 1), direct, SETTINGS))
+    assert (error.code, error.detail) == ("payload_too_large", {"max": large.OPTIONS})
+
+
+def test_inflating_copies_no_more_than_a_piece() -> None:
+    """zlib copies what it was given and has no room for: given the whole of a large body, it would copy that for every
+    slice."""
+    data = random.Random(7).randbytes(3 << 20)
+    inflater = Inflater(gzip(data), most=4 << 20)
+    found = bytearray()
+    while not inflater.done:
+        found += inflater.more(100_000)
+        assert len(inflater._unpacker.unconsumed_tail) <= 64 << 10
+    assert found == data
 
 
 def test_the_most_that_is_taken() -> None:
