@@ -217,17 +217,6 @@ def test_a_slice_of_spaces_is_small() -> None:
     assert len(body.given.records) == 1
 
 
-def test_so_many_fields_and_no_more() -> None:
-    """A name that is repeated is a field each time, `records` too."""
-
-    def body(fields: int) -> bytes:
-        return b"{%b}" % b",".join([b'"records":[]'] * fields)
-
-    assert read(body(large.OPTIONS)).records == []
-    error = refused(LargeBody(body(large.OPTIONS + 1), direct, SETTINGS))
-    assert (error.code, error.detail) == ("payload_too_large", {"max": large.OPTIONS})
-
-
 def test_inflating_copies_no_more_than_a_piece() -> None:
     """zlib copies what it was given and has no room for: given the whole of a large body, it would copy that for every
     slice."""
@@ -236,7 +225,7 @@ def test_inflating_copies_no_more_than_a_piece() -> None:
     found = bytearray()
     while not inflater.done:
         found += inflater.more(100_000)
-        assert len(inflater._unpacker.unconsumed_tail) <= 64 << 10
+        assert len(inflater._unpacker.unconsumed_tail) <= 256 << 10
     assert found == data
 
 
