@@ -38,6 +38,7 @@ def requests() -> list[bytes]:
         post("/v0/watch", bomb(b'{"topics":{', b'"a":{},', b'"a":{}}}')),
         post("/v0/topics/a:x", bomb(b'{"records":[', b'{"data":1},', b'{"data":1}]}')),
         post("/v0/topics/a:x", bomb(b'{"records":[', b"{},", b"{}]}")),
+        post("/v0/topics/a:x", bomb(b"{", b'"records":[],', b'"records":[]}')),
         post("/v0/topics/a:x", bomb(b'{"records":[', record + b",", b"{}]}", size=40 * MIB)),
         b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]

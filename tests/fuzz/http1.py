@@ -467,6 +467,8 @@ _MANY = (
     (b'{"records":[', b"{},", b"{}]}"),
     (b'{"records":[{"data":[', b"{},", b"{}]}]}"),
     (b'{"x":[', b"[],", b'[]],"records":[{"data":1}]}'),
+    (b"{", b'"records":[],', b'"records":[{"data":1}]}'),
+    (b"{", b'"":0,', b'"records":[{"data":1}]}'),
 )
 
 
@@ -477,8 +479,8 @@ def _many(which: int, size: int) -> bytes:
     return gzip.compress(before + unit * (size // len(unit)) + after, mtime=0)
 
 
-def gzipped(dice: Random, one: Draft) -> Draft:
-    body = one.body or b"{}"
+def pack(dice: Random, body: bytes) -> bytes:
+    """A gzip body: this one, or one that is not what it seems."""
     packed = gzip.compress(body, mtime=0)
     match dice.randrange(12):
         case 0:
@@ -503,6 +505,11 @@ def gzipped(dice: Random, one: Draft) -> Draft:
             packed = _many(dice.randrange(len(_MANY)), dice.choice((1 << 17, 1 << 19, 1 << 21, 1 << 23)))
         case _:
             packed = gzip.compress(b" " * (1 << 19) + body, mtime=0)
+    return packed
+
+
+def gzipped(dice: Random, one: Draft) -> Draft:
+    packed = pack(dice, one.body or b"{}")
     headers = [*one.headers, (b"Content-Encoding", dice.choice((b"gzip", b"gzip", b"x-gzip", b"GZIP", b"gzip,")))]
     return replace(one, headers=headers, body=packed)
 
