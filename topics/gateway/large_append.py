@@ -25,6 +25,10 @@ class Asker(Protocol):
     def gone(self) -> bool: ...
     def let_go(self) -> None: ...  # of the body, which was accounted for until now
     def finish(self, value: Response) -> None: ...
+    def drop(self) -> None:
+        if self._body is not None:
+            self._body.close()
+
     def abort(self) -> None: ...
 
 
@@ -42,6 +46,7 @@ class LargeAppend:
     def step(self) -> bool:
         asker, body = self.asker, self._body
         if asker.gone:
+            self.drop()
             return True
         if self._outcome is not None:
             self._calls.submit(self._outcome, asker, asker.id)
@@ -57,6 +62,10 @@ class LargeAppend:
             asker.finish(error_response(error))
             return True
         return False
+
+    def drop(self) -> None:
+        if self._body is not None:
+            self._body.close()
 
     def abort(self) -> None:
         self.asker.abort()
