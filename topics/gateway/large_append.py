@@ -25,10 +25,6 @@ class Asker(Protocol):
     def gone(self) -> bool: ...
     def let_go(self) -> None: ...  # of the body, which was accounted for until now
     def finish(self, value: Response) -> None: ...
-    def drop(self) -> None:
-        if self._body is not None:
-            self._body.close()
-
     def abort(self) -> None: ...
 
 
