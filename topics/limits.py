@@ -96,6 +96,7 @@ MAX_BUFFERED_BYTES = 128 * MIB  # request bytes in one gateway: two bodies of th
 MAX_CONNECTIONS = 20_000  # of one gateway
 MAX_CONNECTIONS_PER_PEER = 10_000  # of one address: half, so that no client keeps out all others, and a proxy has room
 GUESTS = 16  # connections without a place that may ask for health and metrics
+GUEST_STAY_MS = 3_000  # after this a guest makes room for the next whatever it waits for; a scrape waits for one second
 SPARE_FILES = 16  # descriptors that a gateway keeps for files of its own
 HEAD_TIMEOUT_MS = 10_000  # from the first byte of a head to its end
 BODY_TIMEOUT_MS = 30_000  # without any progress of the body

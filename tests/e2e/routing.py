@@ -116,9 +116,14 @@ def wait_head(api: Client, topic: str, head_seq: int, *, within_s: float = WITHI
     eventually(lambda: api.state(topic)["head_seq"] >= head_seq, within_s=within_s, what=f"{topic} at {head_seq}")
 
 
-def wait_router_still(server: Server) -> None:
-    """Until nothing is left of what the router has read before: it has forwarded it, and the shards have taken or
-    refused that. What it asks for later shows the topics as they are by then."""
+def wait_router_still(server: Server, api: Client, source: str) -> None:
+    """Until nothing is left of what the router has read of the source before: it has forwarded it, and the shards have
+    taken or refused that. What it asks for later shows the topics as they are by then.
+
+    A shard publishes its answers link by link: a client may have its own before the router has one of the same round.
+    The next question of the client is answered in a later round.
+    """
+    assert api.state(source, touch=False).status == 200
 
     def rings() -> list[RingState]:
         board = open_board(read_lock_info(str(server.data_dir)))

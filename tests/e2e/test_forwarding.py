@@ -473,7 +473,7 @@ def test_what_the_source_deleted_before_it_was_copied_is_not_copied(
     wait_data(api, b, [0, 1])
     api.append_records(a, [{"data": number, "tag": "x" if number % 2 else None} for number in range(2, 8)])
     api.delete(a, match="x")
-    wait_router_still(server)  # what was read before the delete has been refused
+    wait_router_still(server, api, a)  # what was read before the delete has been refused
     api.put(b)
     wait_data(api, b, [0, 1, 2, 4, 6])
     assert [record["$seq"] for record in read(api, b)] == [1, 2, 3, 4, 5]
@@ -490,7 +490,7 @@ def test_what_others_have_read_before_is_read_again(server: Server, api1: Client
     api.append(a, 2)
     wait_data(api, c, [1, 2])
     api.delete(a, before_seq=3)
-    wait_router_still(server)  # what was read before the delete has been refused
+    wait_router_still(server, api, a)  # what was read before the delete has been refused
     api.put(b)
     api.append(a, 3)
     wait_data(api, b, [1, 3])
@@ -604,7 +604,7 @@ def trimmed(server: Server, api: Client, a: str, b: str) -> None:
     for number in range(3, 21):
         api.append(a, number)
     assert api.state(a)["earliest_seq"] == 16
-    wait_router_still(server)  # what was read before it was evicted has been refused
+    wait_router_still(server, api, a)  # what was read before it was evicted has been refused
 
 
 def test_what_the_source_evicted_first_is_a_tombstone(server: Server, api: Client, a: str, b: str) -> None:

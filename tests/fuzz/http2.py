@@ -17,7 +17,7 @@ import hpack
 from e2e.sockets import CLOSE, TEXT
 
 from . import pages
-from .http1 import ENDPOINTS, KEYS
+from .http1 import ENDPOINTS, KEYS, pack
 from .mutations import in_pieces, mutate, splice
 from .player import Case, Leaving
 from .verdict import (
@@ -37,6 +37,7 @@ from .websocket import frame, text_frame
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x4, 0x8, 0x20
 Fields = list[tuple[bytes, bytes]]
+_DATA_BYTES = 16_384  # of a frame, at most
 
 
 @dataclass(slots=True)
@@ -105,15 +106,20 @@ def add_request(dice: Random, talk: Talk, wid: str, change: Callable[[Random, Fi
     if method == "GET" and path == "/v0/ws":
         _add_tunnel(dice, talk, stream, change)
         return
+    if body is not None and dice.random() < 0.03:
+        body, more = pack(dice, body), (*more, ("content-encoding", b"gzip"))
     fields = fields_of(dice, method, path, body, more)
     block = encode_fields(talk, change(dice, fields) if change is not None else fields)
     ends = END_STREAM if body is None else 0
     _add_block(dice, talk, stream, block, ends)
     if body is not None:
-        cut = dice.randrange(len(body) + 1) if dice.random() < 0.4 else len(body)
+        cut = dice.randrange(min(len(body), _DATA_BYTES) + 1) if dice.random() < 0.4 else len(body)
         if cut < len(body):
             talk.frames.append(Frame(DATA, 0, stream, body[:cut]))
             body = body[cut:]
+        while len(body) > _DATA_BYTES - 256:
+            talk.frames.append(Frame(DATA, 0, stream, body[: _DATA_BYTES - 256]))
+            body = body[_DATA_BYTES - 256 :]
         if dice.random() < 0.2:
             pad = dice.choice((0, 1, 255))
             talk.frames.append(Frame(DATA, END_STREAM | PADDED, stream, bytes([pad]) + body + bytes(pad)))

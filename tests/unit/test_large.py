@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
@@ -122,6 +124,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(body=bodies, spaced=st.booleans(), escaped=st.booleans(), cut=st.integers(0, 3_000), step=st.integers(1, 400))
 def test_any_body_and_any_part_of_one(body: Any, spaced: bool, escaped: bool, cut: int, step: int) -> None:
     text = json.dumps(
@@ -324,3 +327,18 @@ def test_what_is_left_of_a_packed_body_is_not_copied_again_and_again() -> None:
     inflater = Inflater(packed, most=64 << 20)
     inflater.more(1_000)
     assert len(inflater._unpacker.unconsumed_tail) <= 256 << 10
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_body_that_is_not_read_to_its_end_does_not_wait_for_a_collection(steps: int) -> None:
+    body = LargeBody(b'{"records":[%b{"data":1}]}' % (b" " * (2 << 20)), direct, SETTINGS)
+    for _ in range(steps):
+        assert not body.step()
+    known = weakref.ref(body)
+    gc.disable()
+    try:
+        body.close()
+        del body
+        assert known() is None
+    finally:
+        gc.enable()

@@ -196,6 +196,23 @@ def test_guests_that_say_nothing_make_room_for_others(scene: Scene) -> None:
     assert len(scene.lane.guests) == limits.GUESTS
 
 
+def test_guests_that_never_stop_asking_make_room_after_a_while(scene: Scene) -> None:
+    """They ask ahead and don't read: all of them wait for something, for as long as they like."""
+    full(scene)
+    now_ns = 0
+    scene.lane.guests._clock = lambda: now_ns
+    greedy = [scene.knock(HEALTH) for _ in range(limits.GUESTS)]
+    for pipe in greedy:
+        pipe.window = 0
+        pipe.inbox += HEALTH * 3
+    scene.house.settle()
+    assert answer(scene.knock(HEALTH)).status == 429
+    now_ns = limits.GUEST_STAY_MS * 1_000_000
+    assert answer(scene.knock(HEALTH)).status == 200
+    assert [pipe.closed for pipe in greedy] == [True] + [False] * (limits.GUESTS - 1)
+    assert len(scene.lane.guests) == limits.GUESTS
+
+
 def test_an_http2_client_is_told_in_its_own_words(scene: Scene) -> None:
     full(scene)
     pipe = scene.knock(H2_PREFACE)

@@ -3,7 +3,8 @@
     a place is free                           a client, until it closes
     no place, GUESTS not reached              a guest: what asks for health, readiness or metrics is answered; anything
                                               else is 429 and closed, unless a place has become free
-    GUESTS reached                            the guest that came first and waits for nothing makes room
+    GUESTS reached                            the guest that came first and waits for nothing makes room; if all wait,
+                                              the one that came first, after GUEST_STAY_MS
     accept fails for want of a descriptor     the spare one is given up, or a guest makes room; what is accepted until
                                               the spare one is back is a guest. If neither helps, the next sweep tries
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+from topics import limits
 from topics.errors import ApiError
 from topics.gateway.connection import Connection
 from topics.gateway.exchange import error_response
@@ -21,6 +23,8 @@ TURNED_AWAY = (
 # What an HTTP/2 client understands: empty SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM before any stream.
 TURNED_AWAY_H2 = b"\0\0\0\4\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b"
 
+_STAY_NS = limits.GUEST_STAY_MS * 1_000_000
+
 
 class Guests:
     """`addresses` is for the lane, which asks before every request whether there are any."""
@@ -32,12 +36,15 @@ class Guests:
         hear: Callable[[Connection], bool],
         close: Callable[[Connection], None],
         count: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.places = places
         self._hear = hear  # read what it has sent; True: it waits for nothing
         self._close = close
         self._count = count  # one that was sent away
+        self._clock = clock
         self.addresses: dict[Connection, str] = {}  # who came first stands first
+        self._came_ns: dict[Connection, int] = {}
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -47,9 +54,11 @@ class Guests:
 
     def add(self, connection: Connection, address: str) -> None:
         self.addresses[connection] = address
+        self._came_ns[connection] = self._clock()
 
     def forget(self, connection: Connection) -> None:
         self.addresses.pop(connection, None)
+        self._came_ns.pop(connection, None)
 
     def refusal(self, connection: Connection, head: Head | None) -> ApiError | None:
         """Why it may not ask this. A guest gets a place if there is one by now."""
@@ -57,20 +66,25 @@ class Guests:
             return None
         error = self.places.take(connection.sock, address)
         if error is None:
-            del self.addresses[connection]
+            self.forget(connection)
         elif head is not None and head.error is None and head.route is not None and head.route.always:
             return None
         return error
 
     def send_one_away(self) -> bool:
-        """The first one that has asked for nothing that is not answered. False: there is none."""
+        """The first one that has asked for nothing that is not answered, or else the first if it had its time: who
+        asks again and again, or does not read, would keep out all others. False: there is none."""
         for connection in list(self.addresses):
             if self._hear(connection):
                 self.send_away(connection, b"" if connection.head_bytes else TURNED_AWAY)
                 return True
             if connection.closed:
                 return True
-        return False
+        first = next(iter(self.addresses), None)
+        if first is None or self._clock() - self._came_ns[first] < _STAY_NS:
+            return False
+        self.send_away(first, b"")
+        return True
 
     def send_away(self, connection: Connection, said: bytes) -> None:
         """At once: its descriptor is wanted."""

@@ -280,7 +280,9 @@ class HotLane:
 
     def _hear(self, connection: Connection) -> bool:
         """Out of turn, a guest whose descriptor is wanted. True: it waits for nothing."""
+        late, self.late = self.late, False  # it has no other turn: one request of its is looked at in any case
         self.handle(connection.fd, select.EPOLLIN)
+        self.late = late or self.late
         if connection in self.dirty:
             self.dirty.discard(connection)
             try:

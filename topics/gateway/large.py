@@ -118,6 +118,12 @@ class LargeBody(Generic[_G]):
         """Do one slice; True: `given` is there."""
         return next(self._walk, self) is self
 
+    def close(self) -> None:
+        """It is not read to its end. Its walk knows it, and with that both would wait for a collection."""
+        self._walk.close()
+        self._data = b""
+        self._inflater = None
+
     @property
     def fields(self) -> bytes:
         """The fields beside the records, as far as they were read: the answer to a refused command may need one."""

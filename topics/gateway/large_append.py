@@ -42,6 +42,7 @@ class LargeAppend:
     def step(self) -> bool:
         asker, body = self.asker, self._body
         if asker.gone:
+            self.drop()
             return True
         if self._outcome is not None:
             self._calls.submit(self._outcome, asker, asker.id)
@@ -57,6 +58,10 @@ class LargeAppend:
             asker.finish(error_response(error))
             return True
         return False
+
+    def drop(self) -> None:
+        if self._body is not None:
+            self._body.close()
 
     def abort(self) -> None:
         self.asker.abort()

@@ -21,6 +21,9 @@ class Job(Protocol):
     def step(self) -> bool:
         """Do one slice; True: it is over."""
 
+    def drop(self) -> None:
+        """Its asker is gone: let go of all that it holds."""
+
     def abort(self) -> None:
         """A slice has failed, by a bug."""
 
@@ -39,7 +42,8 @@ class Slices:
 
     def drop(self, asker: object) -> None:
         """It is gone, and with it its job if it has one."""
-        self._jobs.pop(asker, None)
+        if (job := self._jobs.pop(asker, None)) is not None:
+            job.drop()
 
     def run(self, until_ns: int) -> None:
         """One slice, and others until then (of time.perf_counter_ns)."""

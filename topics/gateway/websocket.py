@@ -560,6 +560,7 @@ class _LargePublish:
 
     def step(self) -> bool:
         if self._socket.over:
+            self.drop()
             return True
         error = None
         try:
@@ -569,6 +570,9 @@ class _LargePublish:
             error = refused
         self._socket.read_publish(self._body, error)
         return True
+
+    def drop(self) -> None:
+        self._body.close()
 
     def abort(self) -> None:
         self._socket.abort()
