@@ -118,6 +118,7 @@ class Context:
 
     def ready(self) -> None:
         self.row.set(Word.PROGRESS_PERMILLE, 1_000)
+        self.beat()  # one that is ready has begun: from now on it is not given the time of a start
         if not self.stopping:
             self.row.set(Word.STATE, State.READY)
         self._channel.send_nowait(Ready())
