@@ -487,8 +487,10 @@ def test_a_shard_that_dies_under_pressure_comes_back_calm(server: Server, api1: 
         for _ in range(4):
             threads.start(server.client(), press)
         wait_level(server, f"shard-{SHARD}", REFUSE)
+        before = server.pid_of(f"shard-{SHARD}")
         server.signal_child(f"shard-{SHARD}")
         threads.end()
+        eventually(lambda: server.pids().get(f"shard-{SHARD}", before) != before, what="its next life")
         server.wait_ready()
         wait_calm(server)
         assert insist(lambda: survivor.append(topic, ["w", len(writer.acked)])).status == 200
