@@ -52,6 +52,17 @@ def gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+def children(pid: int) -> dict[int, str]:
+    """Of a process, with the names that the kernel shows."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        try:
+            found[int(child)] = Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            continue  # it has ended since
+    return found
+
+
 def _sit_down_at(terminal: int) -> None:
     """Be a session of its own on this terminal."""
     os.setsid()

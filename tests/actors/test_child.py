@@ -28,6 +28,7 @@ from topics.actors.control import (
 )
 from topics.actors.link import Link
 from topics.actors.process import ChildProcess
+from topics.actors.spawner import Spawner
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 from topics.shm.doorbell import Doorbell
@@ -41,14 +42,14 @@ RING_BYTES = 65_536
 class Parent:
     """What a supervisor gives to one child, and nothing else."""
 
-    def __init__(self, tmp_path: Any, module: str) -> None:
+    def __init__(self, tmp_path: Any, module: str, process: ChildProcess) -> None:
         self.board = Board.create(["echo-0", "peer-0"])
         self.bell_fds = [Doorbell.create_fd(), Doorbell.create_fd()]
         self.settings = Settings(
             data_dir=str(tmp_path), ring_bytes=RING_BYTES, heartbeat_ms=50, dumpable=os.geteuid() != 0
         )
         self.module = module
-        self.process = ChildProcess.spawn()
+        self.process = process
         self.is_reaped = False
 
     @property
@@ -96,10 +97,12 @@ class Parent:
 def run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def drive(script: Callable[[Parent], Any], module: str = "roles.echo") -> None:
         async def main() -> None:
-            parent = Parent(tmp_path, module)
+            spawner = Spawner()
+            parent = Parent(tmp_path, module, await spawner.spawn())
             try:
                 await script(parent)
             finally:
+                spawner.close()
                 if not parent.is_reaped:
                     parent.process.kill()
                     await parent.exit()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import RoleServer, eventually, gone
+from harness import RoleServer, children, eventually, gone
 
 from topics.actors import reload
 from topics.actors.control import PROTOCOL
@@ -249,11 +249,10 @@ def test_one_that_does_not_stop_is_killed_and_replaced(start: Start) -> None:
 
 
 def successor_of(server: RoleServer) -> int:
-    """The child that has no name yet."""
+    """The child that has no name of its own yet."""
 
     def spare() -> int:
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        return next((int(pid) for pid in children if int(pid) not in server.pids().values()), 0)
+        return next((pid for pid, name in children(server.pid).items() if name == "child"), 0)
 
     return eventually(spare, what="a successor")
 

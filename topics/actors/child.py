@@ -1,4 +1,4 @@
-"""The first code of a child process: `python -m topics.actors.child <control fd>`.
+"""The first code of a child process, which is forked from the fork server (forkserver.py) with its control channel.
 
 It receives Boot, and before that Prepare if it succeeds a process that still serves; ties its life to the
 supervisor's, and runs one role. Rules: a child never outlives the supervisor (the kernel kills it, and end-of-file on
@@ -47,14 +47,13 @@ from topics.errors import TopicsError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main() -> None:
-    _leave_signals_to_supervisor()
-    _die_with_parent()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    channel.sock.set_inheritable(False)
+def main(control_fd: int) -> None:
+    name_process("child")  # until Boot says more
+    channel = Channel(socket.socket(fileno=control_fd))
     try:
         boot, fds = channel.receive()
         if isinstance(boot, Prepare):
@@ -64,10 +63,11 @@ def main() -> None:
         os._exit(EXIT_ORPHANED)
     if not isinstance(boot, Boot):
         raise TopicsError(f"the first control message was {type(boot).__name__}, not Boot")
+    die_with_parent()
     # The supervisor may have died before the kernel knew that we want to follow it.
     if os.getppid() != boot.supervisor_pid:
         os._exit(EXIT_ORPHANED)
-    _name_process(boot.name)
+    name_process(boot.name)
     if not boot.settings.dumpable:
         _hide_memory()
     channel.sock.setblocking(False)
@@ -145,7 +145,7 @@ async def _obey(context: Context, channel: Channel) -> None:
                 raise TopicsError(f"unexpected control message {type(message).__name__}")
 
 
-def _leave_signals_to_supervisor() -> None:
+def leave_signals_to_supervisor() -> None:
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # The supervisor blocked them before it spawned us, so that none could strike before this line.
@@ -160,8 +160,13 @@ def _prctl(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
+def adopt_orphans() -> None:
+    """A process whose parent ends becomes a child of ours, if it descends from us."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
 def _hide_memory() -> None:
@@ -169,10 +174,6 @@ def _hide_memory() -> None:
     _prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0))
 
 
-def _name_process(name: str) -> None:
+def name_process(name: str) -> None:
     """What top and ps show; the kernel keeps 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,31 +1,21 @@
-"""A child process from the supervisor's side: how it is spawned, told, killed and waited for.
+"""A child process from the supervisor's side: how it is told, killed and waited for. Where it comes from: spawner.py.
 
-Rules: spawned from the main thread only, because the kernel's parent-death signal is tied to the thread
-that spawned; signals go through the pidfd, so that a reused pid is never hit; reaped once, after the
-pidfd says that every thread of it is gone, so that a successor never writes the same files at the same
-time.
+Rules: signals go through the pidfd, so that a reused pid is never hit; reaped once, after the pidfd says that every
+thread of it is gone, so that a successor never writes the same files at the same time.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
 
-from topics.actors.child import GROUP_SIGNALS
 from topics.actors.control import Channel
 from topics.actors.heartbeat import Vitals
-from topics.actors.secrecy import SECRETS
 from topics.actors.vitals import open_stat, read_vitals
-
-# Large blocks go back to the system when they are freed. glibc would learn to keep them, and a process that once held
-# large answers for slow clients would hold their memory for good.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(512 * 1024), "MALLOC_TRIM_THRESHOLD_": str(1024 * 1024)}
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
@@ -42,44 +32,26 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One life of a child."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], pidfd: int, channel: Channel) -> None:
-        self._popen = popen
+    def __init__(self, pid: int, pidfd: int, channel: Channel) -> None:
         self._pidfd = pidfd
-        self._stat_fd = open_stat(popen.pid)
-        self.pid = popen.pid
+        self._stat_fd = open_stat(pid)
+        self.pid = pid
         self.channel = channel
         self.left = trio.Event()  # it uses nothing of its name any more
 
     @classmethod
-    def spawn(cls) -> ChildProcess:
-        """Start Python; what it is to be comes with Boot."""
-        channel, theirs = Channel.pair()
-        # Blocked until the child ignores them: Ctrl-C reaches the whole group, the newborn too.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    def adopted(cls, pid: int, channel: Channel) -> ChildProcess:
+        """Of a process whose parent we are; what it is to be comes with Boot."""
         try:
-            popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "topics.actors.child", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-            )
-        except BaseException:
-            channel.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        try:
-            return cls(popen, os.pidfd_open(popen.pid), channel)
+            return cls(pid, os.pidfd_open(pid), channel)
         except OSError:
-            channel.close()
-            popen.kill()
-            popen.wait()
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
+            os.waitpid(pid, 0)
             raise
 
     @property
     def ended(self) -> bool:
-        return self._popen.poll() is not None
+        return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def vitals(self) -> Vitals | None:
         return read_vitals(self.pid, self._stat_fd)
@@ -89,6 +61,12 @@ class ChildProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    async def discard(self) -> None:
+        self.kill()
+        with trio.CancelScope(shield=True):
+            await self.wait_exit()
+        self.reap()
 
     async def wait_exit(self) -> None:
         await trio.lowlevel.wait_readable(self._pidfd)
@@ -106,21 +84,15 @@ class ChildProcess:
 
     def reap(self) -> str:
         """After wait_exit: how it ended, in words."""
-        code = self._popen.wait()
+        ending = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        assert ending is not None
         os.close(self._pidfd)
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
         self.channel.close()
-        if code >= 0:
-            return f"exit code {code}"
+        if ending.si_code == os.CLD_EXITED:
+            return f"exit code {ending.si_status}"
         try:
-            return signal.Signals(-code).name
+            return signal.Signals(ending.si_status).name
         except ValueError:
-            return f"signal {-code}"
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with our import path: the child must run the code that we run, wherever it was started from."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    passed_on = {name: value for name, value in os.environ.items() if name not in SECRETS}  # digests come with Boot
-    return {**_ALLOCATOR, **passed_on, "PYTHONPATH": path}
+            return f"signal {ending.si_status}"

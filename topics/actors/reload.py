@@ -2,8 +2,9 @@
 
 For each of them:
 
-    prepare   spawn the successor and let it import its role. What is broken in the new code shows here, and costs
-              nothing: the old process has not been touched
+    prepare   fork the successor, from a fork server that has imported the new code. What is broken in it shows here,
+              and costs nothing: the old process has not been touched. The first that is prepared makes this fork
+              server the one from which the supervisor starts everything from now on
     hold      its peers keep back what they would ask it, and say when all that they have asked is in its ring
     retire    it answers what it was asked, stops in order and ends; one with clients may leave some for its successor
     start     the successor is booted: new links for its peers, which send what they have kept back
@@ -37,10 +38,11 @@ from topics.actors.log import Log
 from topics.actors.orders import Order, Outcome, Progress
 from topics.actors.process import ChildProcess
 from topics.actors.restarts import Action, Event, Life
+from topics.actors.spawner import Spawner
 from topics.errors import TopicsError
 
 HOLD_TIMEOUT_S = 5.0
-_UNDECIDED = (Life.STARTING, Life.REFUSING, Life.KILLED)
+_UNDECIDED = (Life.WAITING, Life.STARTING, Life.REFUSING, Life.KILLED)
 _PREPARE_S = START_TIMEOUT_MS / 1_000
 _RANKS = ("shard", "router", "queue")  # then all others
 
@@ -70,18 +72,29 @@ class Reload:
         tell: Tell,
         log: Log,
         report: Report,
+        spawner: Spawner,
+        adopt: Callable[[Spawner], None],
         stop_timeout_s: float = limits.STOP_TIMEOUT_MS / 1_000,
     ) -> None:
         self._order = order
         self._tell = tell
         self._log = log
         self._report = report
+        self._spawner = spawner
+        self._adopt: Callable[[Spawner], None] | None = adopt
         self._stop_timeout_s = stop_timeout_s
         chosen = [child for child in children if order.only in (None, kind_of(child))]
         self._children = sorted(chosen, key=_rank)
         self._began = 0.0
 
     async def run(self) -> Outcome:
+        try:
+            return await self._run()
+        finally:
+            if self._adopt is not None:
+                self._spawner.close()
+
+    async def _run(self) -> Outcome:
         replaced: list[str] = []
         for at, child in enumerate(self._children, 1):
             self._began = trio.current_time()
@@ -114,7 +127,7 @@ class Reload:
             report("stopping", 0)
             self._retire(child)
         except BaseException:
-            await _discard(successor)
+            await successor.discard()
             raise
         child.successor = successor
         with trio.move_on_after(self._stop_timeout_s):
@@ -136,19 +149,23 @@ class Reload:
 
     async def _prepare(self, child: Child) -> ChildProcess:
         try:
-            process = ChildProcess.spawn()
+            process = await self._spawner.spawn()
         except OSError as exc:
             raise NotReplaced(f"{child.name} could not be replaced: {exc}") from None
         try:
             process.channel.send_nowait(Prepare(child.spec.module))
             with trio.move_on_after(_PREPARE_S):
-                return await self._wait_prepared(child, process)
+                await self._wait_prepared(child, process)
+                if self._adopt is not None:
+                    self._adopt(self._spawner)
+                    self._adopt = None
+                return process
             raise NotReplaced(f"{child.name}: the new process was not ready to start after {_PREPARE_S:g} s")
         except BaseException:
-            await _discard(process)
+            await process.discard()
             raise
 
-    async def _wait_prepared(self, child: Child, process: ChildProcess) -> ChildProcess:
+    async def _wait_prepared(self, child: Child, process: ChildProcess) -> None:
         untouched = f"{child.name} still runs as before"
         while True:
             await trio.lowlevel.wait_readable(process.channel.sock)
@@ -160,7 +177,7 @@ class Reload:
                 raise NotReplaced(f"{child.name}: the new process ended before it began ({exc}); {untouched}") from None
             match message:
                 case Prepared(protocol) if protocol == PROTOCOL:
-                    return process
+                    return
                 case Prepared(protocol):
                     raise NotReplaced(
                         f"the installed version can't work beside this one (protocol {protocol}, not {PROTOCOL}): "
@@ -195,13 +212,6 @@ class Reload:
         self._tell(child, Retire(), fds)
         if ours is not None:
             ours.close()
-
-
-async def _discard(process: ChildProcess) -> None:
-    process.kill()
-    with trio.CancelScope(shield=True):
-        await process.wait_exit()
-    process.reap()
 
 
 def _pid(child: Child) -> int:

@@ -57,6 +57,7 @@ from topics.actors.pulse import Pulse
 from topics.actors.reload import Reload, Report
 from topics.actors.reloads import Reloads
 from topics.actors.restarts import OVER, Action, Event, Life
+from topics.actors.spawner import Spawner
 from topics.errors import StartRefused, TopicsError
 from topics.keyfile import KeyFile
 from topics.keys import difference, moment_text, renumbered
@@ -88,6 +89,7 @@ class Supervisor:
         listener: socket.socket | None = None,  # one that we were given; else we bind our own
         manager: ServiceManager | None = None,
         key_file: KeyFile | None = None,  # where the keys of the settings can be read again
+        preload: Sequence[str] = (),  # modules that children are forked with
     ) -> None:
         require_supported_machine()
         sweep_leftovers()
@@ -112,6 +114,7 @@ class Supervisor:
             list(self._children.values()), interval_ms=settings.heartbeat_ms, log=self._log, clock=trio.current_time
         )
         require_shared_memory(len(self._links) * self._estate.link_bytes)
+        self._spawner = Spawner(preload)
         self._stop_asked = trio.Event()
         self._announced = False
         self._exit_code = 0
@@ -176,6 +179,7 @@ class Supervisor:
                 await self._stop_asked.wait()
                 await self._stop_all()
                 nursery.cancel_scope.cancel()
+        self._spawner.close()
         self._row.set(Word.STATE, State.STOPPED)
         self._log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -194,10 +198,8 @@ class Supervisor:
                     await trio.sleep(child.pause_s)
                 if child.life in OVER:
                     break
-            try:
-                process = self._start(child)
-            except (OSError, TopicsError) as exc:
-                self._ended(child, f"could not be started: {exc}")
+            process = await self._new_process(child)
+            if process is None:
                 continue
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, child, process)
@@ -215,6 +217,24 @@ class Supervisor:
         child.drop_successor()
         child.over.set()
 
+    async def _new_process(self, child: Child) -> ChildProcess | None:
+        """Started; None: it is not, and its life says what becomes of it."""
+        process: ChildProcess | None = None
+        try:
+            process = child.take_successor() or await self._spawner.spawn()
+            if child.life not in OVER:  # or we were told to stop meanwhile
+                self._start(child, process)
+                return process
+        except (OSError, TopicsError) as exc:
+            if child.life in (Life.WAITING, Life.BACKOFF):
+                child.handle(Event.START)
+            if child.life not in OVER:
+                self._ended(child, f"could not be started: {exc}")
+        if process is not None:
+            child.process = None
+            await process.discard()
+        return None
+
     async def _see_off(self, name: str, process: ChildProcess) -> None:
         """It has another in its place, and some clients that have not read everything yet."""
         try:
@@ -224,7 +244,7 @@ class Supervisor:
             process.kill()
             self._log.info("child_left", child=name, pid=process.pid, how=process.reap())
 
-    def _start(self, child: Child) -> ChildProcess:
+    def _start(self, child: Child, process: ChildProcess) -> None:
         child.handle(Event.START)
         child.reason = ""
         child.row.clear()
@@ -235,7 +255,7 @@ class Supervisor:
         self._pulse.begin(child)
         regions = self._estate.make_regions(child)
         try:
-            process = child.process = child.take_successor() or ChildProcess.spawn()
+            child.process = process
             child.row.set(Word.PID, process.pid)
             boot = self._estate.boot(child, regions, self._plan)
             self._tell(child, boot, self._estate.boot_fds(child, regions, lock_fd=self._folder.lock_fd))
@@ -250,7 +270,6 @@ class Supervisor:
                 child.inheritance.close()
                 child.inheritance = None
         self._log.info("child_started", child=child.name, pid=process.pid, start=child.starts)
-        return process
 
     def _ended(self, child: Child, how: str) -> None:
         for link in child.links:
@@ -464,8 +483,15 @@ class Supervisor:
             tell=self._tell,
             log=self._log,
             report=report,
+            spawner=self._spawner.another(),
+            adopt=self._adopt,
             stop_timeout_s=self._stop_timeout_s,
         )
+
+    def _adopt(self, spawner: Spawner) -> None:
+        """What is started from now on runs the code that a reload has brought."""
+        self._spawner.close()
+        self._spawner = spawner
 
     def _renew_keys(self) -> KeysRead | None:
         """All gateways get the same keys, now or when they start; SettingsError: none does."""

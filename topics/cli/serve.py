@@ -111,14 +111,16 @@ def _run(
     )
     folder = DataDir.claim(settings.data_dir, claim)
     try:
+        processes = process_table(settings)
         supervisor = Supervisor(
             settings,
-            process_table(settings),
+            processes,
             link_table(settings),
             folder,
             listener=listener,
             manager=manager,
             key_file=key_file,
+            preload=sorted({spec.module for spec in processes}),
         )
         return trio.run(supervisor.run)
     finally:

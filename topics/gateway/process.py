@@ -17,6 +17,7 @@ import select
 import socket
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -30,13 +31,13 @@ from topics.gateway import handover
 from topics.gateway.access import AccessLog
 from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
-from topics.gateway.cold import ColdLane
 from topics.gateway.door import Door
 from topics.gateway.feeds import Feeds
 from topics.gateway.guard import Guard
 from topics.gateway.handlers import Handlers, shutting_down
 from topics.gateway.head import Heads
 from topics.gateway.hot import SHARE_NS, HotLane
+from topics.gateway.latelane import LateLane
 from topics.gateway.metrics import MetricsHandlers
 from topics.gateway.origins import Origins
 from topics.gateway.places import Places
@@ -49,6 +50,9 @@ from topics.gateway.streams import Streams
 from topics.gateway.watches import Watches
 from topics.keys import Key
 from topics.shm.counters import State, Word
+
+if TYPE_CHECKING:
+    from topics.gateway.cold import ColdLane
 
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
@@ -148,20 +152,28 @@ class Gateway:
         self._prefix = f"{context.index}.{context.row[Word.GENERATION]}."
         logs_requests = settings.access_log or context.log.debugging
         self._access = AccessLog(context.log, prefix=self._prefix, names=self._key_names) if logs_requests else None
-        self.cold = ColdLane(
-            settings=settings,
-            routes=routes,
-            handlers=self._handlers,
-            calls=self._calls,
-            watches=watches,
-            guard=self._guard,
-            prefix=self._prefix,
-            slots=slots,
-            meter=meter,
-            access=self._access,
-            budget=budget,
-            places=self._places,
-        )
+
+        def build_cold() -> ColdLane:
+            from topics.gateway.cold import ColdLane
+
+            lane = ColdLane(
+                settings=settings,
+                routes=routes,
+                handlers=self._handlers,
+                calls=self._calls,
+                watches=watches,
+                guard=self._guard,
+                prefix=self._prefix,
+                slots=slots,
+                meter=meter,
+                access=self._access,
+                budget=budget,
+                places=self._places,
+            )
+            lane.flush = self._flush  # type: ignore[method-assign]
+            return lane
+
+        self.cold = LateLane(build_cold, places=self._places)
         processes = len(context.board.rows())
         self._idle = Idle(
             context.bell,
@@ -194,7 +206,6 @@ class Gateway:
         self._hot.on_late = context.beat
         self._streams.publish = self._hot.add_plain
         self._streams.send_runs = self._hot.send_runs
-        self.cold.flush = self._flush  # type: ignore[method-assign]
         assert context.listener is not None
         self._listener = context.listener
         self._listener.setblocking(False)
@@ -484,7 +495,7 @@ class Gateway:
         if self._bequest is not None:
             done = len(self._calls) == 0 and not self.cold.unanswered and self._turns >= _TURNS
         else:
-            done = len(self._calls) == 0 and not self.cold.outlets and now >= self._stop_from_ns
+            done = len(self._calls) == 0 and not self.cold.streams and now >= self._stop_from_ns
         return done or now > self._stop_by_ns
 
     def _fault(self, error: Exception, id: int) -> None:

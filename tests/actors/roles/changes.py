@@ -13,8 +13,8 @@ import os
 import socket
 import time
 
-import __main__
 from roles import echo, trace
+from topics.actors import child
 from topics.actors.context import Context
 
 
@@ -29,7 +29,7 @@ def wrong() -> str:
 if wrong() == "import":
     raise ImportError("no module named nonsense")
 if wrong() == "protocol":
-    __main__.PROTOCOL += 1
+    child.PROTOCOL += 1  # type: ignore[attr-defined]
 
 
 def hold_late(context: Context, peer: str) -> None:

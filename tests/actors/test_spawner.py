@@ -1,0 +1,194 @@
+"""Children that are forked from a fork server: whose they are, and what becomes of them when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from figures import KILLS, STOPS
+from harness import RoleServer, children, eventually, gone
+
+from topics.actors import spawner as spawner_module
+from topics.actors.context import EXIT_ORPHANED
+from topics.actors.process import ChildProcess, ProcessSpec
+from topics.actors.spawner import Spawner
+from topics.shm.counters import State, Word
+
+
+def fork_servers(pid: int) -> list[int]:
+    return [child for child, name in children(pid).items() if name == "forkserver"]
+
+
+Script = Callable[[Spawner], Awaitable[None]]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Script], None]]:
+    def drive(script: Script) -> None:
+        async def main() -> None:
+            spawner = Spawner()
+            try:
+                with trio.fail_after(60):
+                    await script(spawner)
+            finally:
+                spawner.close()
+
+        trio.run(main)
+
+    yield drive
+    assert not fork_servers(os.getpid()), "a fork server was left"
+
+
+async def end(process: ChildProcess) -> str:
+    process.kill()
+    await process.wait_exit()
+    return process.reap()
+
+
+def test_a_child_is_ours_and_no_child_of_the_fork_server(run: Callable[[Script], None]) -> None:
+    async def script(spawner: Spawner) -> None:
+        process = await spawner.spawn()
+        eventually(lambda: children(os.getpid())[process.pid] == "child")
+        (server,) = fork_servers(os.getpid())
+        assert children(server) == {}
+        assert not process.ended
+        assert await end(process) == "SIGKILL"
+        assert not Path(f"/proc/{process.pid}").exists()
+
+    run(script)
+
+
+def test_one_fork_server_serves_all(run: Callable[[Script], None]) -> None:
+    async def script(spawner: Spawner) -> None:
+        processes: list[ChildProcess] = []
+
+        async def spawn() -> None:
+            processes.append(await spawner.spawn())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(spawn)
+        assert len({process.pid for process in processes}) == 5
+        eventually(lambda: len(fork_servers(os.getpid())) == 1, what="children that have a name of their own")
+        for process in processes:
+            await end(process)
+
+    run(script)
+
+
+def test_a_child_that_is_never_booted_ends_with_its_channel(run: Callable[[Script], None]) -> None:
+    """The supervisor's end is nowhere else: neither in the fork server nor in another child."""
+
+    async def script(spawner: Spawner) -> None:
+        first, second = await spawner.spawn(), await spawner.spawn()
+        first.channel.close()
+        await first.wait_exit()
+        assert first.reap() == f"exit code {EXIT_ORPHANED}"
+        await end(second)
+
+    run(script)
+
+
+def test_a_fork_server_that_was_killed_is_replaced(run: Callable[[Script], None]) -> None:
+    async def script(spawner: Spawner) -> None:
+        before = await spawner.spawn()
+        (server,) = fork_servers(os.getpid())
+        os.kill(server, signal.SIGKILL)
+        KILLS.add()
+        eventually(lambda: gone(server))
+        after = await spawner.spawn()
+        assert not before.ended, "its children live on"
+        for process in (before, after):
+            await end(process)
+
+    run(script)
+
+
+def test_a_fork_server_that_does_not_answer_is_given_up(
+    run: Callable[[Script], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(spawner: Spawner) -> None:
+        await end(await spawner.spawn())
+        (server,) = fork_servers(os.getpid())
+        os.kill(server, signal.SIGSTOP)
+        STOPS.add()
+        monkeypatch.setattr(spawner_module, "_PATIENCE_S", 0.1)
+        with pytest.raises(OSError, match="did not answer"):
+            await spawner.spawn()
+        assert gone(server)
+        monkeypatch.undo()
+        await end(await spawner.spawn())
+
+    run(script)
+
+
+def test_whoever_stops_waiting_leaves_nothing_to_the_next(run: Callable[[Script], None]) -> None:
+    """The answer to a request that was given up must not be taken for the answer to another."""
+
+    async def script(spawner: Spawner) -> None:
+        await end(await spawner.spawn())
+        (server,) = fork_servers(os.getpid())
+        os.kill(server, signal.SIGSTOP)
+        STOPS.add()
+        with trio.move_on_after(0.1):
+            await spawner.spawn()
+        process = await spawner.spawn()
+        assert server not in fork_servers(os.getpid())
+        eventually(lambda: children(os.getpid())[process.pid] == "child")
+        await end(process)
+
+    run(script)
+
+
+GATEWAY = ProcessSpec("gateway-0", "roles.echo", 0, listener=True)
+
+
+@pytest.fixture
+def server(start: Callable[..., RoleServer]) -> RoleServer:
+    server = start([GATEWAY])
+    server.wait_all_ready()
+    return server
+
+
+def test_a_dead_fork_server_costs_the_server_nothing(server: RoleServer) -> None:
+    (forks,) = fork_servers(server.pid)
+    os.kill(forks, signal.SIGKILL)
+    KILLS.add()
+    eventually(lambda: gone(forks))
+    os.kill(server.pids()["gateway-0"], signal.SIGKILL)
+    KILLS.add()
+    server.wait_state("gateway-0", State.READY, generation=2)
+    assert server.word("gateway-0", Word.RESTARTS) == 1
+
+
+def test_the_fork_server_ends_with_its_supervisor(server: RoleServer) -> None:
+    (forks,) = fork_servers(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    KILLS.add()
+    eventually(lambda: gone(forks), what="an end")
+
+
+def test_a_stopped_supervisor_leaves_no_fork_server(server: RoleServer) -> None:
+    (forks,) = fork_servers(server.pid)
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.popen.wait(30) == 0
+    assert not Path(f"/proc/{forks}").exists()
+
+
+def test_a_fork_is_quick(server: RoleServer) -> None:
+    """The point of it: a fresh interpreter needs 0.2 s of processor time at least."""
+    (forks,) = fork_servers(server.pid)
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{forks}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = ticks()
+    os.kill(server.pids()["gateway-0"], signal.SIGKILL)
+    KILLS.add()
+    server.wait_state("gateway-0", State.READY, generation=2)
+    assert (ticks() - before) / os.sysconf("SC_CLK_TCK") < 0.1
