@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import trio
 
+from topics.actors.child import adopt_orphans
 from topics.actors.context import EXIT_FAILED, EXIT_ORPHANED
 from topics.actors.control import (
     Boot,
@@ -103,6 +104,7 @@ def run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 await script(parent)
             finally:
                 spawner.close()
+                adopt_orphans(False)  # what other tests leave is not ours
                 if not parent.is_reaped:
                     parent.process.kill()
                     await parent.exit()

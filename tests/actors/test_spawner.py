@@ -13,6 +13,7 @@ from figures import KILLS, STOPS
 from harness import RoleServer, children, eventually, gone
 
 from topics.actors import spawner as spawner_module
+from topics.actors.child import adopt_orphans
 from topics.actors.context import EXIT_ORPHANED
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.spawner import Spawner
@@ -40,6 +41,7 @@ def run() -> Iterator[Callable[[Script], None]]:
         trio.run(main)
 
     yield drive
+    adopt_orphans(False)  # what other tests leave is not ours
     assert not fork_servers(os.getpid()), "a fork server was left"
 
 

@@ -164,9 +164,9 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def adopt_orphans() -> None:
-    """A process whose parent ends becomes a child of ours, if it descends from us."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+def adopt_orphans(adopt: bool = True) -> None:
+    """A process whose parent ends becomes a child of ours, if it descends from us; or no more."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(adopt))
 
 
 def _hide_memory() -> None:
