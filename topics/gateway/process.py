@@ -123,6 +123,7 @@ class Gateway:
             linked=self._calls.reachable,
             replacing=self._calls.holding.replacing,
             pressure=pressure,
+            refusal=self._guard.refusal,
         )
         watches = Watches(self._streams, shards=context.shards)
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.reachable)
