@@ -247,6 +247,11 @@ class ColdLane:
         finally:
             self.connections -= 1
             self._close(sock)
+            self.on_closed()
+
+    @staticmethod
+    def on_closed() -> None:
+        """A connection has ended."""
 
     @staticmethod
     def flush() -> None:
@@ -345,6 +350,7 @@ class ColdLane:
     def _take_slot(self, life: _Life, key: Key | None) -> None:
         if self._slots is not None and key is not None:
             if not self._slots.take(key.number):
+                self._slots.refused()
                 raise too_many_in_flight(self._settings.max_inflight_per_key)
             life.slot = key.number
 

@@ -158,10 +158,11 @@ class HotLane:
             return
         held = connection.held_bytes
         if not self.budget.settle(connection.booked, held):
+            refusal = self.budget.refusal()
             if connection.held:  # a stream is about to begin: there is no place for an answer behind it
                 self.close(connection)
                 return
-            self._refuse(connection, self.budget.refusal(), connection.head)
+            self._refuse(connection, refusal, connection.head)
             self.budget.give(connection.booked)
             held = 0
         connection.booked = held
@@ -564,6 +565,8 @@ class HotLane:
             return
         try:
             if not free:
+                if self._slots is not None:
+                    self._slots.refused()
                 raise too_many_in_flight(self.settings.max_inflight_per_key)
             route = head.route
             assert route is not None
