@@ -556,6 +556,7 @@ class HotLane:
             connection, head.keep_alive, head.gzip_answer, head.bodiless, self._calls.new_id(), started_ns, head.number
         )
         exchange.slot, exchange.request_id, exchange.line = slot, head.request_id, head.line
+        exchange.key = head.slot or head.shown
         connection.exchanges.append(exchange)
         connection.asks += 1
         if not head.keep_alive:
@@ -655,7 +656,7 @@ class HotLane:
                 size=len(value.body) + len(value.tail),
                 took_us=took_us,
                 peer=exchange.connection.peer,
-                key=exchange.slot,
+                key=exchange.key,
             )
 
     def _count_refused(self) -> None:
@@ -670,6 +671,7 @@ class HotLane:
         exchange = Exchange(connection, False, False, False, self._calls.new_id(), time.perf_counter_ns(), 0)
         if head is not None:
             exchange.request_id, exchange.line, exchange.number = head.request_id, head.line, head.number
+            exchange.key = head.slot or head.shown
         connection.exchanges.append(exchange)
         connection.asks += 1
         exchange.finish(error_response(error, close=True))
