@@ -289,7 +289,7 @@ def refused_by_all(server: Server) -> float:
     with Keyed(server.port, "http1", TWO) as api:
         shown = api.send("GET", "/v0/metrics", headers={"Accept": "application/json"})["metrics"]
     rows = shown["topics_gateway_refusals_total"]
-    return sum(row["value"] for row in rows if row["budget"] == "max_inflight_per_key")
+    return sum([float(row["value"]) for row in rows if row["budget"] == "max_inflight_per_key"])
 
 
 def _requests_of_all_kinds(secret: str = ONE) -> list[bytes]:
