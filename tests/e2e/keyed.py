@@ -77,6 +77,43 @@ STREAMS = {"/v0/topics/{name}/work?node=w", "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAA
 PROBES = ("/v0/health", "/health", "/healthz", "/v0/ready", "/ready", "/readyz")
 
 
+# --- where a request says that it comes from and goes to ---------------------------------------------
+
+LISTED_HOST, LISTED_ORIGIN = "keyed.example", "https://listed.example"
+PAGES_ENVIRON = {"TOPICS_ALLOWED_HOSTS": LISTED_HOST, "TOPICS_ALLOWED_ORIGINS": LISTED_ORIGIN}
+
+
+class Visit(NamedTuple):
+    headers: dict[str, str]
+    host: str = "ours"  # or listed, or evil
+    page: str = "own"  # or listed, or foreign
+
+    def refused(self, route: Route, *, listed: bool) -> int | None:
+        """What comes before the key. `listed`: the server has the lists of PAGES_ENVIRON."""
+        if self.host == "evil" or (self.host == "listed" and not listed):
+            return 421
+        reads = route.method in ("GET", "HEAD") and route.path not in STREAMS
+        if self.page == "foreign" or (self.page == "listed" and not (listed and reads)):
+            return 403
+        return None
+
+
+VISITS = [
+    Visit({"Host": LISTED_HOST}, host="listed"),
+    Visit({"Host": f"{LISTED_HOST}:4000", "Origin": f"http://{LISTED_HOST}:4000"}, host="listed"),
+    Visit({"Host": "evil.example"}, host="evil"),
+    Visit({"Host": "evil.example", "Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, host="evil"),
+    Visit({"Sec-Fetch-Site": "same-origin"}),
+    Visit({"Sec-Fetch-Site": "none"}),
+    Visit({"Sec-Fetch-Site": "cross-site"}, page="foreign"),
+    Visit({"Sec-Fetch-Site": "same-site"}, page="foreign"),
+    Visit({"Origin": "null"}, page="foreign"),
+    Visit({"Origin": "http://evil.example"}, page="foreign"),
+    Visit({"Origin": LISTED_ORIGIN, "Sec-Fetch-Site": "cross-site"}, page="listed"),
+    Visit({"Origin": LISTED_ORIGIN}, page="listed"),
+]
+
+
 # --- keys --------------------------------------------------------------------------------------------
 
 

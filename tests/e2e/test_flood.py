@@ -64,6 +64,14 @@ def test_a_write_is_in_the_next_scrape_of_many(flooded: Server) -> None:
 # --- connections ---
 
 
+def budgets(server: Server) -> dict[str, float]:
+    """Figures of its only gateway; refusals by budget."""
+    with Wire(server.port) as wire:
+        shown = wire.ask(request("GET", "/v0/metrics", headers=(JSON,)))["metrics"]
+    figures = {name: rows[0]["value"] for name, rows in shown.items() if name.startswith("topics_gateway_")}
+    return figures | {row["budget"]: row["value"] for row in shown["topics_gateway_refusals_total"]}
+
+
 def test_connections_of_one_address_are_bounded_in_both_lanes(flooded: Server) -> None:
     topic = unique("bounded")
     with ExitStack() as stack:
@@ -88,6 +96,11 @@ def test_connections_of_one_address_are_bounded_in_both_lanes(flooded: Server) -
         else:
             raise AssertionError("all of them were served")
         assert PER_PEER // 2 < taken <= PER_PEER
+        shown = budgets(flooded)
+        assert shown["max_connections_per_peer"] >= 1
+        assert shown["max_connections"] == shown["open_files"] == 0
+        assert shown["topics_gateway_connections"] >= PER_PEER
+        assert shown["topics_gateway_connections_limit"] > PER_PEER
         for path in ("/v0/health", "/v0/ready", "/v0/metrics"):
             with Wire(flooded.port) as probe:
                 assert probe.ask(request("GET", path, headers=(JSON,))).status == 200
@@ -133,6 +146,10 @@ def test_bodies_that_never_end_leave_room_for_small_requests(flooded: Server) ->
             wire.send(request("POST", "/v0/topics/t", LARGE)[:-50_000])
         for lane in lanes:
             eventually(lambda lane=lane: large_body(flooded, lane) == 429, what=f"a refusal over {lane}")
+        shown = budgets(flooded)
+        assert shown["max_buffered_bytes"] >= 2
+        assert 150_000 < shown["topics_gateway_buffered_bytes"] <= 400_000
+        assert shown["topics_gateway_buffered_bytes_limit"] == 400_000
         with Wire(flooded.port) as wire:
             assert wire.ask(append_request(topic)).status == 201
             first = append_request(topic)
@@ -141,3 +158,4 @@ def test_bodies_that_never_end_leave_room_for_small_requests(flooded: Server) ->
             assert framed.finish(framed.ask("POST", f"/v0/topics/{topic}", BODY)).headers[":status"] == "200"
     for lane in lanes:
         eventually(lambda lane=lane: large_body(flooded, lane) == 400, what=f"room over {lane}")
+    assert budgets(flooded)["topics_gateway_buffered_bytes"] == 0

@@ -267,12 +267,15 @@ def test_so_many_at_a_time_and_not_one_more(counted: Server, lane: Lane) -> None
     gateways = processes(counted, "gateway")
     with Holding(counted, lane=lane) as holding:
         held = holding.fill(gateways=gateways)
+        before = refused_by_all(counted)
         for gateway in gateways:
             with wire_to(counted, gateway) as wire:
                 for raw in _requests_of_all_kinds():
                     assert_refused(wire.ask(raw))
         for other in LANES:
             assert_refused(ask(counted, lane=other))
+        kinds = len(_requests_of_all_kinds())
+        assert refused_by_all(counted) - before == len(gateways) * kinds + len(LANES), "the metrics say so at once"
         for one in held:
             assert one.is_silent()
         while holding.held:
@@ -280,6 +283,13 @@ def test_so_many_at_a_time_and_not_one_more(counted: Server, lane: Lane) -> None
             assert ask(counted).status == 200, "the place was not free when the answer was there"
             if len(holding.held) == MOST - 1:
                 holding.release(holding.fill(1)[0])
+
+
+def refused_by_all(server: Server) -> float:
+    with Keyed(server.port, "http1", TWO) as api:
+        shown = api.send("GET", "/v0/metrics", headers={"Accept": "application/json"})["metrics"]
+    rows = shown["topics_gateway_refusals_total"]
+    return sum([float(row["value"]) for row in rows if row["budget"] == "max_inflight_per_key"])
 
 
 def _requests_of_all_kinds(secret: str = ONE) -> list[bytes]:

@@ -25,10 +25,13 @@ from .keyed import (
     KEYS,
     OTHER,
     OUTSIDER,
+    PAGES_ENVIRON,
     PROBES,
     READER,
     ROUTES,
+    SCOPES,
     STREAMS,
+    VISITS,
     WRITER,
     Keyed,
     KeyedWatching,
@@ -37,6 +40,7 @@ from .keyed import (
     bearer,
 )
 from .server import Server, eventually, run_topics
+from .sockets import Socket
 from .wire import Wire, request
 
 pytestmark = pytest.mark.e2e
@@ -49,7 +53,9 @@ ODD = "odd+key%41&=/?~"  # every sign of it must come through a query
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With a key of every kind."""
     folder = tmp_path_factory.mktemp("guarded")
-    server = Server(folder / "data", log=folder / "server.log", TOPICS_API_KEYS=f"{ENTRIES},{LISTER},{ODD}")
+    server = Server(
+        folder / "data", log=folder / "server.log", TOPICS_API_KEYS=f"{ENTRIES},{LISTER},{ODD}", **PAGES_ENVIRON
+    )
     try:
         server.wait_ready()
         with Keyed(server.port, "http1", FULL) as api:
@@ -86,9 +92,9 @@ def inside(by: Callable[[str | None], Keyed]) -> Keyed:
     return by(INSIDER)
 
 
-def status_of(client: Client, method: str, path: str, secret: str | None, body: object = None) -> int:
-    """Of any request; the answer to HEAD has no body to look at."""
-    headers = bearer(secret) | ({"Content-Type": "application/json"} if body is not None else {})
+def status_of(client: Client, method: str, path: str, secret: str | None, body: object = None, **more: str) -> int:
+    """Of any request, with `more` headers; the answer to HEAD has no body to look at."""
+    headers = more | bearer(secret) | ({"Content-Type": "application/json"} if body is not None else {})
     content = None if body is None else json.dumps(body).encode()
     status, received, raw = client._transport.ask(method, path, content, headers)
     if method != "HEAD" and not received["content-type"].startswith("text/plain"):  # but for figures
@@ -116,6 +122,89 @@ def test_every_route_with_every_key(full: Keyed, route: Route) -> None:
         expected = route.success if route.allows(key.scopes, key.area) else (403,)
         if status not in expected:
             wrong.append((key.secret, status, expected))
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_every_route_on_every_page(full: Keyed, server: Server, lane: Lane, route: Route) -> None:
+    """Host and page come before the key, whichever it is; where they are right, the key decides as ever. The same
+    without keys, where no name and no origin is listed."""
+    keys = [
+        (FULL, route.success),
+        (None, (401,)),
+        ("unknown", (401,)),
+        (OUTSIDER, route.success if route.allows(frozenset(SCOPES), "out") else (403,)),
+        (READER, route.success if route.allows(frozenset({"read"}), "any") else (403,)),
+    ]
+    wrong = []
+    with server.client(lane) as open_to_all:
+        for visit in VISITS:
+            path = route.path.format(name=f"in:{unique()}")
+            refused = visit.refused(route, listed=True)
+            for secret, allowed in keys:
+                status = status_of(full, route.method, path, secret, route.body, **visit.headers)
+                if status not in (allowed if refused is None else (refused,)):
+                    wrong.append((visit, secret, status))
+            refused = visit.refused(route, listed=False)
+            status = status_of(open_to_all, route.method, path, None, route.body, **visit.headers)
+            if status not in ((*route.success, 404) if refused is None else (refused,)):
+                wrong.append((visit, "no keys", status))
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("path", PROBES)
+def test_probes_are_for_every_page(full: Keyed, path: str) -> None:
+    for visit in VISITS:
+        assert status_of(full, "GET", path, None, **visit.headers) == 200, visit
+
+
+def test_every_publish_with_every_key(guarded: Server, full: Keyed) -> None:
+    """The same rule as for appends, but that a config needs admin whether there is such a topic or not."""
+    exists = f"in:{unique()}"
+    full.put(exists)
+    wrong = []
+    for key in KEYS:
+        with Socket(guarded.port, **bearer(key.secret)) as socket:
+            for topic in (exists, f"in:{unique()}"):
+                for config in (None, {"type": "log"}):
+                    needs = {"write"} if config is None else {"write", "admin"}
+                    more = {} if config is None else {"config": config}
+                    told = socket.call("publish", topic=topic, records=[{"data": 1}], **more)
+                    done = told.op == "ack"
+                    if done is not (needs <= key.scopes and key.area != "out") or (
+                        not done and told["code"] != "forbidden"
+                    ):
+                        wrong.append((key.secret, topic == exists, config, told))
+    assert not wrong, wrong
+
+
+def test_no_answer_names_what_is_outside(full: Keyed) -> None:
+    """Routers and their refusals, to every key whose prefixes leave something out."""
+    mark = unique("Yp9")
+    mine, hidden = f"in:{mark}-here", f"Zz9:{mark}-there"
+    routers = [f"in:{mark}-1", f"in:{mark}-2"]
+    for router, source, dest in ((routers[0], hidden, mine), (routers[1], f"in:{mark}-a", f"Zz9:{mark}-b")):
+        assert full.send("PUT", f"/v0/routers/{router}", {"source": source, "dest": dest}).status == 201
+    asked: list[tuple[str, str, object, tuple[int, ...]]] = [
+        ("GET", "/v0/routers?page_size=1000", None, (200,)),
+        *(("GET", f"/v0/routers/{router}", None, (200,)) for router in routers),
+        ("PUT", f"/v0/routers/in:{mark}-3", {"source": f"in:{mark}-a", "dest": mine}, (409,)),
+        ("PUT", f"/v0/routers/{routers[0]}", {"source": f"in:{mark}-a", "dest": mine}, (409,)),
+        ("GET", f"/v0/routers?source={hidden}", None, (200,)),
+        ("GET", "/v0/topics?page_size=1000", None, (200,)),
+        ("GET", f"/v0/topics/{hidden}", None, (403,)),
+    ]
+    wrong = []
+    for key in KEYS:
+        if key.area == "any":
+            continue
+        for method, path, body, expected in asked:
+            answer = full.send(method, path, body, headers=bearer(key.secret))
+            told = answer.raw.replace(f'"{hidden}\\"'.encode(), b"").replace(f'"name":"{hidden}"'.encode(), b"")
+            if b"Zz9:" in told or answer.status not in (*expected, 403):
+                wrong.append((key.secret, method, path, answer))
+    for router in routers:
+        full.send("DELETE", f"/v0/routers/{router}")
     assert not wrong, wrong
 
 

@@ -83,6 +83,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 def test_a_key_that_is_gone_takes_its_streams_along(keys: Keys, how: str) -> None:
     keys.reset()
     server = keys.server
+    asked = len(keys.logged("request"))
     queue = f"in:{unique('q')}"
     with (
         KeyedWatching(server, "http1", GOES) as watching,
@@ -128,6 +129,9 @@ def test_a_key_that_is_gone_takes_its_streams_along(keys: Keys, how: str) -> Non
     assert keys.statuses(COMES) == {200}
     assert keys.statuses(STAYS) == {200}
     assert {line["key"] for line in keys.logged("request") if "key" in line} >= {"stays", "goes", "comes"}
+    if how == "--only keys":  # other gateways have not known it
+        refused = [line for line in keys.logged("request")[asked:] if line["status"] == "401"]
+        assert {line.get("key") for line in refused} == {"goes"}, "who is refused is said, in the log alone"
     assert keys.logged("keys_reloaded")[-1]["removed"] == "goes"
 
 
@@ -169,6 +173,8 @@ def test_a_key_ends_by_itself(keys: Keys) -> None:
         refused = eventually(lambda: (answer := api.diff(TOPIC)).status == 401 and answer, what="the end of a key")
         assert "has expired" in refused["error"]["message"]
         assert refused.detail == {"expired": at}
+        id = refused.headers["x-request-id"]
+        eventually(lambda: [line.get("key") for line in keys.logged("request") if line["id"] == id] == ["goes"])
     assert keys.statuses(STAYS) == {200}
 
 

@@ -297,7 +297,14 @@ def test_a_line_says_what_was_asked_and_answered(watched: Server, line_of: Calla
             (api.send("DELETE", "/v0/health"), "DELETE", "/v0/health", 405, None),
             (api.get("/v0/health"), "GET", "/v0/health", 200, None),
             (api.send("PUT", f"/v0/topics/{name}", content=b"{"), "PUT", f"/v0/topics/{name}", 400, 1),
-            (reader.append(name, 1), "POST", f"/v0/topics/{name}", 403, None),
+            (reader.append(name, 1), "POST", f"/v0/topics/{name}", 403, 2),
+            (
+                reader.send("GET", "/v0/topics", headers={**bearer(READER), "Origin": "null"}),
+                "GET",
+                "/v0/topics",
+                403,
+                2,
+            ),
             (api.send("GET", "/v0/topics", headers=bearer(STRANGER)), "GET", "/v0/topics", 401, None),
         ]
     for answer, method, path, status, key in asked:

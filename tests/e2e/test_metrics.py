@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ GAUGES = {
     "topics_process_loop_lag_seconds",
     "topics_process_pressure",
     "topics_process_resident_bytes",
+    "topics_gateway_buffered_bytes",
+    "topics_gateway_buffered_bytes_limit",
+    "topics_gateway_connections",
+    "topics_gateway_connections_limit",
 }
 COUNTERS = {
     "topics_wal_frames_total",
@@ -91,6 +95,7 @@ COUNTERS = {
     "topics_process_busy_seconds_total",
     "topics_process_restarts_total",
     "topics_process_requests_total",
+    "topics_gateway_refusals_total",
 }
 HISTOGRAMS = {"topics_wal_fsync_latency_us", "topics_http_request_duration_seconds"}
 BY_PROCESS = {name for name in GAUGES | COUNTERS if name.startswith("topics_process_")}
@@ -560,13 +565,15 @@ def test_statuses_are_told_apart(twins: Server, lane: Lane) -> None:
         api.send("POST", f"/v0/topics/{name}", content=b"{")
         api.send("POST", f"/v0/topics/{name}", content=b"{}", headers={"Content-Type": "text/plain"})
         api.send("POST", f"/v0/topics/{unique()}", {"records": [{"data": 1}], "create": False})
+        api.send("POST", f"/v0/topics/{name}", {"records": [{"data": 1}]}, headers={"Host": "evil.example"})
     found = since(before, scraped(twins))
     assert {labels[:2] for labels in found} == {("POST", "/v0/topics/:topic")}
     by_status = {labels[2]: count for labels, count in found.items()}
     assert by_status["201"] >= 1
     assert by_status["415"] == 1
     assert by_status["400"] >= 1
-    assert sum(by_status.values()) == 7
+    assert by_status["421"] == 1
+    assert sum(by_status.values()) == 8
 
 
 def test_appends_of_a_pipeline_are_each_counted(twins: Server) -> None:
@@ -784,6 +791,25 @@ def test_every_process_has_its_figures(twins: Server) -> None:
         resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1_024  # type: ignore[index]
         shown = by_process(text, "topics_process_resident_bytes")[name]
         assert resident / 2 < shown < resident * 2, name
+
+
+def test_connections_are_counted_where_they_are_open(twins: Server) -> None:
+    """Whichever gateway is asked; when all have left nobody is there, though nothing wakes the gateway to look."""
+
+    def connections() -> float:
+        found = parsed(scraped(twins))
+        return sum(found[f"topics_gateway_connections(gateway-{number})"] for number in range(2))
+
+    assert parsed(scraped(twins))["topics_gateway_connections_limit(gateway-1)"] > 16
+    eventually(lambda: connections() == 1, what="the scrape alone")
+    with ExitStack() as stack:
+        for _ in range(6):
+            wire = stack.enter_context(Wire(twins.port))
+            assert wire.ask(request()).status == 200
+            h2 = stack.enter_context(H2Wire(twins.port))
+            h2.finish(h2.ask("GET", "/v0/health"))
+        eventually(lambda: connections() == 13, what="twelve, and the scrape")
+    eventually(lambda: connections() == 1, what="the scrape alone")
 
 
 def test_work_is_seen_in_the_figures_of_who_does_it(twins: Server) -> None:

@@ -157,7 +157,7 @@ def damage(folder: Path) -> None:
 def test_every_command_of_the_document(machine: Machine) -> None:
     blocks = _BLOCK.findall(DOCUMENT)
     assert {text.partition("\n")[0] for kind, text in blocks if kind == "console"} == NOT_RUN
-    assert {kind for kind, _ in blocks} == {"sh", "console"}
+    assert {kind for kind, _ in blocks} == {"sh", "console", "text"}
     scripts = [text for kind, text in blocks if kind == "sh"]
     assert len(scripts) > 40
     seen: set[str] = set()

@@ -479,6 +479,15 @@ def _many(which: int, size: int) -> bytes:
     return gzip.compress(before + unit * (size // len(unit)) + after, mtime=0)
 
 
+def bombs() -> list[bytes]:
+    """One of each kind: small when packed, far over the limit of any route when not."""
+    return [
+        _bomb(1 << 24),
+        gzip.compress(_bomb(1 << 24), mtime=0),
+        *(_many(which, 1 << 23) for which in range(len(_MANY))),
+    ]
+
+
 def pack(dice: Random, body: bytes) -> bytes:
     """A gzip body: this one, or one that is not what it seems."""
     packed = gzip.compress(body, mtime=0)

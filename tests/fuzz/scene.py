@@ -31,7 +31,8 @@ from .verdict import Wrong, read_replies
 
 CANARY = "honest-Zq7Vw"
 HONEST, FULL, READER, INSIDER = "honest-key", "full-access-key", "reader-key", "insider-key"
-KEYS = f"{HONEST},{FULL},{READER}:read,{INSIDER}::in:"  # the first is not known to hostile clients
+WRITER = "writer-key"
+KEYS = f"{HONEST},{FULL},{READER}:read,{INSIDER}::in:,{WRITER}:read+write"  # the first is not known to hostile clients
 SLOTS = 100  # requests of one key at the same time
 
 # Short patience, so that a connection that the server has to give up is given up soon; small limits, so that what

@@ -10,7 +10,7 @@ from .dials import batches, cases_of, dice, time_limit_s
 from .player import Outcome
 from .scene import scene
 from .verdict import Wrong, read_replies, read_socket
-from .websocket import Commands, frames_case
+from .websocket import Commands, frames_case, whole_binary
 
 pytestmark = pytest.mark.e2e
 
@@ -25,7 +25,11 @@ def judge_frames(outcome: Outcome) -> None:
         return
     replies, rest = read_replies(outcome.received, clean=False)
     if replies and replies[-1].status == 101:
-        read_socket(rest)
+        talk = read_socket(rest)
+        if outcome.case.label == whole_binary.__name__:
+            said = [message.get("code") for message in talk.messages]
+            if (said, talk.close_code) != (["unsupported_message"], 1003):
+                raise Wrong(f"a binary message got {said}, closed with {talk.close_code}")
 
 
 def judge_commands(outcome: Outcome, said: Commands) -> None:
@@ -35,12 +39,14 @@ def judge_commands(outcome: Outcome, said: Commands) -> None:
     talk = read_socket(rest, clean=outcome.clean)
     if missing := said.missing(talk):
         raise Wrong(f"not answered: {sorted(missing)}, closed with {talk.close_code}")
+    if done := said.wrongly_done(talk):
+        raise Wrong(f"configured without the right to: {sorted(done)}")
 
 
 @pytest.mark.gate
 @pytest.mark.timeout(time_limit_s())
 def test_mutated_frames_and_commands(tmp_path: Path) -> None:
-    with scene(tmp_path, FAMILY) as stage:
+    with scene(tmp_path, FAMILY, keys=True) as stage:
         warm_at = int(CASES * WARM_UP)
         for batch in batches(CASES, BATCH):
             stage.furnish()

@@ -1,14 +1,16 @@
 """Hostile WebSockets: frames that RFC 6455 forbids, and commands that are JSON but not what they should be.
 
 Two kinds of cases. In `frames` the bytes are wrong, and all that is asked for is an orderly end. In `commands` the
-frames are right and their JSON is not: then every command is answered, and the socket stays usable, which a last ping
-shows.
+frames are right and their JSON is not: then every command is answered, with the request_id that it had, whatever JSON
+that was, and the socket stays usable, which a last ping shows. Who has no right to configure is never told that a
+publish with a config was done.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from random import Random
 from typing import Any
@@ -19,6 +21,7 @@ from e2e.sockets import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, handshake
 from .bodies import hostile_value, render
 from .mutations import in_pieces, mutate, splice
 from .player import Case, Leaving
+from .scene import FULL, INSIDER, READER, WRITER
 from .verdict import SocketTalk, Wrong, read_head, read_socket
 
 _TOPICS = ("log", "log", "ws-1", "ws-2", "absent", "jobs")
@@ -102,9 +105,13 @@ def fragments(dice: Random) -> bytes:
     text = _command(dice)
     cut = dice.randrange(len(text) + 1)
     parts = [frame(TEXT, text[:cut], fin=False), frame(CONTINUATION, text[cut:])]
-    match dice.randrange(6):
+    match dice.randrange(7):
         case 0:
             parts.insert(1, frame(PING, b"between"))
+        case 6:
+            parts.insert(
+                1, frame(dice.choice((PING, PONG, CLOSE)), b"in pieces", fin=False) + frame(CONTINUATION, b"x")
+            )
         case 1:
             parts.insert(1, frame(TEXT, b"{}"))
         case 2:
@@ -158,6 +165,10 @@ def binary(dice: Random) -> bytes:
     return frame(BINARY, _command(dice), fin=dice.random() < 0.7)
 
 
+def whole_binary(dice: Random) -> bytes:
+    return frame(BINARY, dice.choice((_command(dice), b"", b"\xff" * 200, b"\0" * 70_000)))
+
+
 def large(dice: Random) -> bytes:
     size = dice.choice((65_535, 65_536, 300_000, (1 << 20) - 40, 1 << 20, (1 << 20) + 1))
     return text_frame(b'{"op":"ping","x":"' + b"x" * size + b'"}')
@@ -202,10 +213,14 @@ def frames_case(dice: Random, number: int) -> Case:
     elif roll < 0.24:
         data = data[: dice.randrange(len(data) + 1)]
         label = f"cut {label}"
-    opening = handshake()
+    if dice.random() < 0.04:
+        label, data = whole_binary.__name__, whole_binary(dice) + right(dice)
+    opening = handshake({"Authorization": f"Bearer {FULL}"})
     leaving: Leaving = "quiet"
     roll = dice.random()
-    if roll < 0.15:
+    if label == whole_binary.__name__:
+        pass
+    elif roll < 0.15:
         leaving = "half"
     elif roll < 0.25:
         leaving = "reset"
@@ -219,8 +234,65 @@ def frames_case(dice: Random, number: int) -> Case:
 # --- commands ----------------------------------------------------------------------------------------
 
 
-def hostile_command(dice: Random, request_id: str) -> bytes:
+@cache
+def _times(before: bytes, unit: bytes, times: int, after: bytes) -> bytes:
+    return before + b",".join([unit] * times) + after
+
+
+@cache
+def _names(before: bytes, form: bytes, count: int, after: bytes) -> bytes:
+    return before + b",".join(form % number for number in range(count)) + after
+
+
+# Commands whose lists are longer than any may be, whose values are nested, or that say one thing many times: without
+# their ends, where the request_id goes. The longest are read in slices.
+OVERSIZE: tuple[Callable[[], bytes], ...] = (
+    lambda: _names(b'{"op":"subscribe","topics":{', b'"t%d":{}', 257, b"}"),
+    lambda: _names(b'{"op":"subscribe","topics":{', b'"t%d":{"tail":true}', 9_000, b"}"),
+    lambda: _names(b'{"op":"subscribe","topics":{', b'"t%d":{}', 30_000, b"}"),
+    lambda: _names(b'{"op":"subscribe","topics":[', b'"t%d"', 5_000, b"]"),
+    lambda: _times(b'{"op":"subscribe","topic":"log","node":[', b'"n"', 1_001, b"]"),
+    lambda: _times(b'{"op":"subscribe","topic":"log","node":[', b'"n"', 200_000, b"]"),
+    lambda: _times(b'{"op":"subscribe","topic":"log","match":[', b"{}", 50_000, b"]"),
+    lambda: _times(b'{"op":"subscribe","topic":"log","filter":[', b'["tag","Eq","x"]', 10_000, b"]"),
+    lambda: _names(b'{"op":"unsubscribe","topics":[', b'"t%d"', 5_000, b"]"),
+    lambda: _names(b'{"op":"unsubscribe","topics":[', b'"t%d"', 60_000, b"]"),
+    lambda: _times(b'{"op":"publish","topic":"ws-1","records":[', b'{"data":1}', 10_001, b"]"),
+    lambda: _times(b'{"op":"publish","topic":"ws-1","records":[', b'{"data":1}', 150_000, b"]"),
+    lambda: _times(b'{"op":"publish","topic":"ws-1","records":[', b"{}", 30_000, b"]"),
+    lambda: _times(b'{"op":"publish","topic":"ws-1",', b'"records":[]', 20_000, b',"records":[{"data":1}]'),
+    lambda: _times(b'{"op":"publish","topic":"ws-1",', b'"":0', 90_000, b',"records":[{"data":1}]'),
+    lambda: _times(b'{"op":"ping",', b'"op":"ping"', 1_000, b""),
+    lambda: _times(b'{"op":"ping","x":[', b"[[[[[[[[]]]]]]]]", 200, b"]"),
+    lambda: b'{"op":"publish","topic":"ws-1","records":[{"data":1,"meta":' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}]",
+    lambda: b'{"op":"subscribe","topic":"log","from_seq":18446744073709551616,"limit":' + b"9" * 4_000,
+    lambda: b'{"op":"subscribe","topic":"log","limit":18446744073709551615,"max_batch_bytes":18446744073709551615',
+)
+
+
+def any_request_id(dice: Random, mark: str) -> Any:
+    """Any JSON, and no other command's."""
+    number = int(sha256(mark.encode()).hexdigest()[:12], 16)
+    return dice.choice(
+        (
+            mark,
+            mark,
+            mark,
+            number,
+            -number,
+            number + 0.5,
+            [mark],
+            {"id": mark, "": None},
+            [[[{"a": [mark, True, False, None, 1e300, "\u00e9\ud83d\ude00\u0000"]}]]],
+            mark * 10,
+        )
+    )
+
+
+def hostile_command(dice: Random, request_id: Any) -> bytes:
     """JSON, nearly: one field of it is not what it should be, or there is one too many."""
+    if dice.random() < 0.03:
+        return dice.choice(OVERSIZE)() + b',"request_id":' + json.dumps(request_id).encode() + b"}"
     command = dict(dice.choice(COMMANDS))
     fields = [(json.dumps(name).encode(), json.dumps(value).encode()) for name, value in command.items()]
     fields.append((b'"request_id"', json.dumps(request_id).encode()))
@@ -246,26 +318,40 @@ def hostile_request_id(dice: Random) -> bytes:
     return render([*fields, (b'"request_id"', hostile_value(dice))])
 
 
+_CONFIGURES: dict[str, Any] = {
+    "records": [{"data": 1}],
+    "config": {"type": "queue", "dead_letter": "log", "max_deliveries": 1, "cap_records": 20},
+}
+
+
 class Commands:
     """What one socket says, and what it may wait for."""
 
     def __init__(self, dice: Random, number: int) -> None:
-        self.wanted: set[str] = set()
+        self.wanted: set[str] = set()  # request_ids, as JSON
         self.texts: list[bytes] = []
+        self.key = dice.choice((FULL, FULL, WRITER, READER, INSIDER))
+        self.may_not: set[str] = set()  # publishes with a config, of a key that has no right to it
         for at in range(dice.choice((1, 3, 8))):
             if dice.random() < 0.15:
                 self.texts.append(_as_text(hostile_request_id(dice)))
                 continue
-            request_id = f"r-{number}-{at}"
-            text = _as_text(hostile_command(dice, request_id))
+            request_id = any_request_id(dice, f"r-{number}-{at}")
+            if dice.random() < 0.08:
+                config = {"op": "publish", **_CONFIGURES, "topic": f"ws-{dice.randrange(9)}", "request_id": request_id}
+                text = json.dumps(config).encode()
+                if self.key != FULL:
+                    self.may_not.add(_spelled(request_id))
+            else:
+                text = _as_text(hostile_command(dice, request_id))
             self.texts.append(text)
             if _may_be_identified(text):
-                self.wanted.add(request_id)
+                self.wanted.add(_spelled(request_id))
         self.texts.append(json.dumps({"op": "ping", "request_id": "last"}).encode())
-        self.wanted.add("last")
+        self.wanted.add(_spelled("last"))
 
     def case(self, number: int) -> Case:
-        opening = handshake()
+        opening = handshake({"Authorization": f"Bearer {self.key}"})
         return Case(number, "commands", [opening, *map(text_frame, self.texts)], "wait", farewell=self._farewell)
 
     def _farewell(self, received: bytes) -> bytes | None:
@@ -279,8 +365,15 @@ class Commands:
         return close_frame(1000) if talk.close_code is not None or self.missing(talk) == set() else None
 
     def missing(self, talk: SocketTalk) -> set[str]:
-        told = (message.get("request_id") for message in talk.messages)
-        return self.wanted - {request_id for request_id in told if isinstance(request_id, str)}
+        return self.wanted - {_spelled(message["request_id"]) for message in talk.messages if "request_id" in message}
+
+    def wrongly_done(self, talk: SocketTalk) -> set[str]:
+        done = {_spelled(message.get("request_id")) for message in talk.messages if message["op"] == "ack"}
+        return self.may_not & done
+
+
+def _spelled(request_id: Any) -> str:
+    return json.dumps(request_id, sort_keys=True)
 
 
 def _as_text(text: bytes) -> bytes:

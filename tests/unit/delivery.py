@@ -158,7 +158,7 @@ class Gateway:
         self.streams = Streams(settings=settings, calls=self.calls, feeds=self.feeds, guard=self.guard)
         self.calls.on_unasked = self.streams.unasked
         self.interests = Interests()
-        handlers = Handlers(settings, shards=shards, board=None)  # type: ignore[arg-type]
+        handlers = Handlers(settings, shards=shards, board=None, refusal=self.guard.refusal)  # type: ignore[arg-type]
         self.watches = Watches(self.streams, shards=shards)
         places = memoryview(bytearray(8 * (1 + len(settings.api_keys)))).cast("Q")
         self.slots = Slots(places, [], settings.max_inflight_per_key)
@@ -216,7 +216,7 @@ class Gateway:
         """What process.Gateway does between two waits."""
         self.bell.rung = False
         self._round()
-        self.stays_awake = bool(self.lane.unfinished) or self.calls.has_answers()
+        self.stays_awake = bool(self.lane.unfinished or self.calls.slices) or self.calls.has_answers()
 
     def _round(self) -> None:
         lane, calls, streams = self.lane, self.calls, self.streams
@@ -233,6 +233,10 @@ class Gateway:
         if lane.dirty:
             lane.send_dirty()
             lane.send_runs()
+            calls.flush()
+        if calls.slices:
+            calls.slices.run(0)  # one slice a round
+            lane.send_dirty()
             calls.flush()
         if (due := streams.next_due_ns) is not None and self.now_ns >= due:
             streams.tick(self.now_ns)

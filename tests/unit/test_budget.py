@@ -14,7 +14,9 @@ from websockets.frames import CloseCode
 
 from topics import limits
 from topics.gateway.budget import Budget
+from topics.gateway.refusals import WORDS, Refusals
 from topics.settings import Settings
+from topics.shm.counters import Board
 
 KIB = limits.KIB
 MOST = 400 * KIB
@@ -73,6 +75,41 @@ def fill(house: House) -> list[Pipe]:
     pipes.append(connect(house, head(150 * KIB), b"x" * 4 * KIB))
     assert house.gateways[0].lane.budget.exhausted
     return pipes
+
+
+# --- what is told of it ---
+
+
+def test_every_refusal_is_counted_once(house: House) -> None:
+    refused: list[str] = []
+    house.gateways[0].lane.budget._refused = refused.append
+    fill(house)
+    assert refused == []
+    early = connect(house, head(150 * KIB))
+    growing = connect(house, head(None), b"%x\r\n" % SMALL, b"x" * SMALL, b"\r\n%x\r\n" % SMALL, b"x" * SMALL)
+    assert [status(early), status(growing)] == [429, 429]
+    assert refused == ["max_buffered_bytes"] * 2
+    client = WsClient(house.gateways[0])
+    house.settle()
+    half_a_message(client, 95 * KIB)
+    house.settle()
+    assert refused == ["max_buffered_bytes"] * 3
+
+
+def test_the_words_of_a_row_count_and_outlive_a_process() -> None:
+    board = Board.create(["gateway-0"])
+    row = board.row("gateway-0")
+    refusals = Refusals(row)
+    for budget in WORDS:
+        refusals.count(budget)
+    refusals.count("open_files")
+    row.clear()
+    shown = [row[word] for word in WORDS.values()]
+    assert shown == [2 if budget == "open_files" else 1 for budget in WORDS]
+    refusals.forget()
+    refusals.count("open_files")
+    assert [row[word] for word in WORDS.values()] == shown, "it is another process's row now"
+    board.close()
 
 
 # --- the sum ---

@@ -53,6 +53,36 @@ def refusal(guard: Guard, to: Route, *authorization: bytes) -> str:
     return caught.value.code
 
 
+def test_the_log_is_told_which_key_was_refused() -> None:
+    """Expired, without the scope, gone: by name if it has one. What a client is told is the same for a key that is gone
+    and for one that never was."""
+    text = "one:read name=first\ntwo:read\nold:read name=ended expires=2020-01-01T00:00:00Z"
+    asked = Guard(parse_keys(text, source="test", attributes=True), probes=False)
+    to = route("x", scope=Scope.WRITE)
+
+    def shown(secret: str) -> int | str:
+        return asked.shown_by(to, [b"Bearer " + secret.encode()])
+
+    assert [shown(secret) for secret in ("one", "two", "old", "none")] == ["first", 2, "ended", 0]
+    for given in ([], [b"one"], [b"Basic one"], [b"Bearer one", b"Bearer one"]):
+        assert asked.shown_by(to, given) == 0
+    assert asked.shown_by(route(query={"token": "one"}, token=True), []) == "first"
+    assert asked.shown_by(route(query={"token": "one"}), []) == 0
+    asked.replace(parse_keys("three name=third", source="test", attributes=True))
+    assert [shown(secret) for secret in ("one", "two", "old", "none", "three")] == ["first", 0, "ended", 0, "third"]
+    told = set()
+    for secret in (b"one", b"two", b"none"):
+        with pytest.raises(ApiError) as caught:
+            asked.admit(to, [b"Bearer " + secret])
+        told.add((caught.value.code, caught.value.message))
+    assert told == {("unauthorized", "this key is not known here")}
+    asked.replace(parse_keys("one name=again", source="test", attributes=True))
+    assert [shown("one"), shown("three")] == ["again", "third"]
+    for number in range(1_100):
+        asked.replace(parse_keys(f"secret{number} name=n{number}", source="test", attributes=True))
+    assert [shown("three"), shown("secret900")] == [0, "n900"], "not for ever"
+
+
 # --- the table ---------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,7 @@ class Scene:
         self.lane = self.house.gateways[0].lane
         self.listener = Listener()
         self.others_have_room = False
+        self.refused: list[str] = []
         self.door = Door(
             self.listener,  # type: ignore[arg-type]
             self.lane,
@@ -108,6 +109,7 @@ class Scene:
             most=self.house.settings.max_connections,
             log=Log("gateway-0", "error", "logfmt"),
             leave_to_others=lambda: self.others_have_room,
+            refused=self.refused.append,
         )
         self.door._is_knocked_at = lambda: bool(self.listener.knocking)  # type: ignore[method-assign]
         self.listener.spare = lambda: self.door._spare < 0
@@ -157,6 +159,7 @@ def test_beyond_the_limit_only_probes_and_scrapes_are_answered(scene: Scene) -> 
     assert scene.say(guest, HEALTH).status == 200
     assert scene.say(guest, APPEND).status == 429
     assert scene.say(first[0], APPEND).status == 201
+    assert scene.refused == ["max_connections"] * 4, "each connection that found no place, once"
 
 
 def test_a_guest_gets_the_place_that_becomes_free(scene: Scene) -> None:
@@ -174,6 +177,7 @@ def test_one_address_has_places_of_its_own(scene: Scene) -> None:
     assert [scene.say(pipe, APPEND).status for pipe in pipes] == [201, 200, 429]
     assert answer(pipes[2]).json["error"]["detail"] == {"limit": "max_connections_per_peer", "max": 2}
     assert answer(scene.knock(APPEND, address="10.0.0.2")).status == 200
+    assert scene.refused == ["max_connections_per_peer"]
 
 
 def test_a_guest_sends_no_body(scene: Scene) -> None:

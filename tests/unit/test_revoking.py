@@ -10,6 +10,7 @@ import pytest
 from delivery import UPGRADE, House, SseClient, WsClient, open_request, parse_answer, send, watch_request
 from model import Record
 
+from topics.gateway.large import DIRECT_BYTES
 from topics.keys import Key, parse_keys, renumbered
 
 KEYS = "one:rw:t name=first expires=2027-01-01T00:00:00Z\ntwo:rw"
@@ -200,6 +201,77 @@ def test_a_body_on_its_way_is_refused(house: House) -> None:
         answer = parse_answer(bytes(client.pipe.took))
         assert answer is not None
         assert (answer.status, answer.headers["connection"]) == (401, "close")
+
+
+LARGE = b" " * (DIRECT_BYTES + 1)  # read in slices; what is sent to the shard stays small
+
+
+def large_append() -> bytes:
+    body = b'{"records":[{"data":2}]%b}' % LARGE
+    framing = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\n{framing}".encode() + body
+
+
+def begin_to_read(house: House) -> None:
+    for _ in range(1_000):
+        if house.gateways[0].calls.slices:
+            return
+        house.gateways[0].round()
+    raise AssertionError("no large body came")
+
+
+def rounds_until_sent(house: House) -> int:
+    """How many rounds a gateway needs for a large append, from its first slice until it is out."""
+    send(house.gateways[0], signed(large_append(), "two"))
+    begin_to_read(house)
+    rounds = 0
+    while house.gateways[0].calls.slices:
+        house.gateways[0].round()
+        rounds += 1
+    house.settle()
+    assert house.shards[0].shard.report("t").head_seq == 2
+    return rounds
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_large_append_is_not_sent_if_its_key_ends_while_it_is_read(house: House, how: str) -> None:
+    """At the first slice, in the middle, and between the last one and the moment in which it would be sent."""
+    gateway = house.gateways[0]
+    most = rounds_until_sent(house)
+    assert most > 3
+    for rounds in (0, most // 2, most - 1):
+        gateway.wall_ms = 0
+        gateway.take_keys(parse(KEYS))
+        client = send(gateway, signed(large_append(), "one"))
+        begin_to_read(house)
+        for _ in range(rounds):
+            gateway.round()
+        assert gateway.calls.slices
+        assert not client.pipe.took
+        ENDS[how](house)
+        answer = parse_answer(bytes(client.pipe.took))
+        assert answer is not None
+        assert (answer.status, answer.json["error"]["message"]) == (401, SAYS[how])
+        assert house.shards[0].shard.report("t").head_seq == 2
+        assert gateway.streams.budget.held == 0
+
+
+def test_a_large_publish_is_not_sent_if_its_key_ends_while_it_is_read(house: House) -> None:
+    """Something else is out, and its acknowledgement keeps the socket open for a moment."""
+    gateway = house.gateways[0]
+    client = connect(house, "one")
+    client.send({"op": "publish", "topic": "t", "records": [{"data": 2}], "request_id": 1})
+    client.send(b'{"op":"publish","topic":"t","request_id":2,"records":[{"data":3}]%b}' % LARGE)
+    begin_to_read(house)
+    gateway.take_keys(parse("two"))
+    for _ in range(20):  # the shard is slow: what was read would be sent by now
+        gateway.round()
+    assert not gateway.calls.slices
+    house.settle()
+    assert [one["op"] for one in client.read()] == ["error", "ack"]
+    assert client.close_code == 1008
+    assert house.shards[0].shard.report("t").head_seq == 2
+    assert gateway.streams.budget.held == 0
 
 
 def test_a_long_poll_is_asked_again(house: House) -> None:

@@ -27,11 +27,12 @@ class Scene:
     def __init__(self) -> None:
         self.board = Board.create(["supervisor", "gateway-0", "shard-0"])
         self.now_ns = 0
+        self.refused: list[str] = []
         self.calls = Calls(shards=1, timeout_ms=5_000)
         ours, self.shard = join(Bell(), Bell())
         self.calls.link_up(0, ours)
         self.metrics = MetricsHandlers(self.board, shards=1)
-        self.scrapes = Scrapes(self.metrics, self.calls, clock=lambda: self.now_ns)
+        self.scrapes = Scrapes(self.metrics, self.calls, clock=lambda: self.now_ns, refused=self.refused.append)
         self.asked: list[messages.Envelope] = []
 
     def ask(self, *, accept: bytes = b"", key: Key | None = None, **query: str) -> Sink:
@@ -162,6 +163,7 @@ def test_so_many_wait_and_no_more(scene: Scene) -> None:
     with pytest.raises(ApiError) as refused:
         scene.ask()
     assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
+    assert scene.refused == ["scrapes"]
     scene.wave()
     scene.now_ns += 1_000 * MS
     scene.scrapes.step()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from model import examples
 
-from topics.errors import TopicsError
+from topics.errors import STATUS, TopicsError
 from topics.shm.region import Region
 from topics.shm.usage import BUCKET_US, BUCKETS, ROUTES, STATUSES, Usage
 
@@ -33,6 +33,14 @@ def usage() -> Iterator[Usage]:
     made = Usage.create(gateways=GATEWAYS, keys=KEYS)
     yield made
     made.close()
+
+
+def test_every_status_has_its_counters(usage: Usage) -> None:
+    meter = usage.meter(0)
+    for status in {101, 200, 201, *STATUS.values()}:
+        meter.count(3, status, 10)
+        assert usage.answers(3)[status] == 1
+    assert 0 not in usage.answers(3), "none is `other`"
 
 
 # --- slots -------------------------------------------------------------------------------------------

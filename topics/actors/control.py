@@ -31,7 +31,7 @@ from topics.keys import Key
 from topics.settings import Settings
 
 MAX_MESSAGE_BYTES = 192 * 1024  # below the default socket buffer; a Boot for 80 processes is a twentieth
-PROTOCOL = 2
+PROTOCOL = 3
 _FD_BYTES = array.array("i").itemsize
 MAX_FDS = 253  # the kernel's own bound; the largest process table needs about 150
 

@@ -27,7 +27,7 @@ class AccessLog:
         size: int,
         took_us: int,
         peer: str,
-        key: int,
+        key: int | str,
     ) -> None:
         fields: dict[str, object] = {"id": f"{self._prefix}{id:x}"}
         if request_id is not None:
@@ -41,7 +41,7 @@ class AccessLog:
             "peer": peer,
         }
         if key:
-            fields["key"] = self._names.get(key, key)
+            fields["key"] = key if isinstance(key, str) else self._names.get(key, key)
         self._lines.append(self._log.line("info", "request", fields))
 
     def flush(self) -> None:

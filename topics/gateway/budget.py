@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from topics import limits
 from topics.errors import ApiError, throttled_by
+from topics.gateway.refusals import Refused, uncounted
 from topics.settings import Settings
 
 
 class Budget:
-    __slots__ = ("_large", "held", "most")
+    __slots__ = ("_large", "_refused", "held", "most")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, refused: Refused = uncounted) -> None:
         self.most = most
+        self._refused = refused
         self.held = 0
         self._large = most - most // 4
 
     @classmethod
-    def of(cls, settings: Settings) -> Budget:
+    def of(cls, settings: Settings, refused: Refused = uncounted) -> Budget:
         """Never so small that a body of the largest size is always refused."""
-        return cls(max(settings.max_buffered_bytes, 2 * settings.max_body_bytes))
+        return cls(max(settings.max_buffered_bytes, 2 * settings.max_body_bytes), refused)
 
     @property
     def exhausted(self) -> bool:
@@ -46,4 +48,6 @@ class Budget:
         self.held -= size
 
     def refusal(self) -> ApiError:
+        """For one request that is refused now: it is counted."""
+        self._refused("max_buffered_bytes")
         return throttled_by("max_buffered_bytes", self.most, "send the request again later", whose="the gateway")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,7 @@ class _Life:
         self.started_ns = time.perf_counter_ns()
         self.number = 0  # of its route
         self.slot = 0  # the key whose slot it holds
+        self.key: int | str = 0  # for the access log: the number or the name of the key that it shows
         self.booked = 0  # bytes of its body, in the budget
         self.peer: tuple[str, int] | None = None
         self.target = ""
@@ -247,6 +248,11 @@ class ColdLane:
         finally:
             self.connections -= 1
             self._close(sock)
+            self.on_closed()
+
+    @staticmethod
+    def on_closed() -> None:
+        """A connection has ended."""
 
     @staticmethod
     def flush() -> None:
@@ -335,7 +341,7 @@ class ColdLane:
                 size=len(response.body) + len(response.tail),
                 took_us=took_us,
                 peer=":".join(map(str, life.peer or ["-"])),
-                key=life.slot,
+                key=life.key,
             )
             self._access.flush()
 
@@ -345,6 +351,7 @@ class ColdLane:
     def _take_slot(self, life: _Life, key: Key | None) -> None:
         if self._slots is not None and key is not None:
             if not self._slots.take(key.number):
+                self._slots.refused()
                 raise too_many_in_flight(self._settings.max_inflight_per_key)
             life.slot = key.number
 
@@ -402,8 +409,20 @@ class ColdLane:
         route = self._routes.find(current.scope["method"], life.target)
         life.number = route.number
         visit = Visit(life.hosts, b",".join(_headers("sec-fetch-site")), b",".join(_headers("origin")))
-        self._origins.admit(current.scope["method"], route, visit)
-        return route, self._guard.admit(route, _headers("authorization"))
+        return route, self._owner(life, current.scope["method"], route, visit, _headers("authorization"))
+
+    def _owner(
+        self, life: _Life, method: str, route: Route, visit: Visit, authorization: Sequence[bytes]
+    ) -> Key | None:
+        try:
+            self._origins.admit(method, route, visit)
+            key = self._guard.admit(route, authorization)
+        except ApiError:
+            if self._access is not None:
+                life.key = self._guard.shown_by(route, authorization)
+            raise
+        life.key = 0 if key is None else key.number
+        return key
 
     async def _outcome(self, life: _Life) -> Outcome | LargeAppend:
         try:
@@ -493,8 +512,8 @@ class ColdLane:
         life.number = route.number
         headers = tunnel.headers
         visit = Visit([headers[b"host"]], headers.get(b"sec-fetch-site", b""), headers.get(b"origin", b""))
-        self._origins.admit("GET", route, visit)
-        key = self._guard.admit(route, [tunnel.headers[b"authorization"]] if b"authorization" in tunnel.headers else [])
+        given = [headers[b"authorization"]] if b"authorization" in headers else []
+        key = self._owner(life, "GET", route, visit, given)
         if self._handlers.draining:
             raise shutting_down()
         if tunnel.protocol != b"websocket":

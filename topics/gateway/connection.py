@@ -46,6 +46,7 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     slot: int = 0  # the key whose slot it holds
     request_id: bytes | None = None
     line: tuple[str, str] | None = None
+    key: int | str = 0  # what the access log says of it: the number or the name of the key that it shows
     holds: bool = False  # it may become a stream: what follows it waits
     answer: bytes | None = None
 

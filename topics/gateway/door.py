@@ -26,6 +26,7 @@ from topics.actors.log import Log
 from topics.gateway.guests import TURNED_AWAY
 from topics.gateway.hot import HotLane
 from topics.gateway.places import Places
+from topics.gateway.refusals import Refused, uncounted
 
 _ACCEPTS_PER_ROUND = 64
 _NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
@@ -45,7 +46,9 @@ class Door:
         most: int,
         log: Log,
         leave_to_others: Callable[[], bool] = lambda: False,
+        refused: Refused = uncounted,
     ) -> None:
+        self._refused = refused
         self._listener = listener
         self._lane = lane
         self._places = places
@@ -92,6 +95,8 @@ class Door:
     def _admit(self, sock: socket.socket, address: str) -> None:
         lane = self._lane
         why = self._places.take(sock, address)
+        if why is not None and why.detail is not None:
+            self._refused(why.detail["limit"])
         if why is None:
             lane.adopt(sock)
         elif len(lane.guests) < limits.GUESTS or lane.guests.send_one_away():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from topics import limits
 from topics.errors import ApiError, lacks_scopes, throttled_by
 from topics.keys import Key, Keyring, Scope, moment_text, seen
 from topics.storage.config import TopicConfig
@@ -39,9 +40,14 @@ class Guard:
     ) -> None:
         self._now_ms = now_ms
         self._probes = probes  # liveness and readiness need a key too
+        self._ring = self._gone = Keyring(())
         self.replace(keys)
 
     def replace(self, keys: Sequence[Key]) -> None:
+        # Of keys that are gone those with a name are remembered, for the log: numbers are given to others.
+        here = {key.digest for key in keys}
+        gone = [key for key in (*self._gone, *self._ring) if key.name and key.digest not in here]
+        self._gone = Keyring(gone[-limits.MAX_API_KEYS :])
         self._ring = Keyring(keys)
         self._ends_ms = sorted(key.expires_ms for key in keys if key.expires_ms)
         self._ended = bisect_right(self._ends_ms, self._now_ms())
@@ -84,6 +90,18 @@ class Guard:
         if route.name and route.named and not key.covers(route.name):
             raise outside(route.name)
         return key
+
+    def shown_by(self, route: Route, authorization: Sequence[bytes]) -> int | str:
+        """For the log alone, of a request that is refused: which key it has shown, by name or else by number; also one
+        that has expired, or that is gone and had a name. 0: none of these. All are looked at, whichever it is."""
+        try:
+            token = _token(authorization, route.query if route.token else {})
+        except ApiError:
+            return 0
+        key, gone = self._ring.find(token), self._gone.find(token)
+        if key is not None:
+            return key.name or key.number
+        return 0 if gone is None else gone.name
 
 
 def _token(authorization: Sequence[bytes], query: Mapping[str, str]) -> bytes:

@@ -23,6 +23,7 @@ from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
 from topics.gateway.guard import check_config, may_configure, seen_config
 from topics.gateway.pressure import Pressure
+from topics.keys import Key
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 
@@ -51,8 +52,10 @@ class Handlers:
         linked: Callable[[int], bool] = lambda shard: True,
         replacing: Collection[int] = (),
         pressure: Pressure | None = None,
+        refusal: Callable[[Key | None], ApiError | None] = lambda key: None,
     ) -> None:
         self.settings = settings
+        self.refusal = refusal  # why a key that was let through is not good any more: for requests that take long
         self._pressure = pressure or Pressure()
         self._linked = linked  # whether this gateway can reach a shard: it may be up before its link is
         self._replacing = replacing  # peers for which requests wait

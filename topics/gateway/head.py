@@ -48,6 +48,7 @@ class Head(msgspec.Struct, gc=False):
     headers: dict[bytes, bytes] | None = None  # for routes that look at them
     key: Key | None = None  # whose it is
     slot: int = 0  # that key's number
+    shown: int | str = 0  # if it is refused, for the access log: the key that it shows, by name or number
     request_id: bytes | None = None  # the client's own
     number: int = 0  # of its route
     line: tuple[str, str] | None = None  # method and path, for the access log
@@ -178,7 +179,8 @@ class Heads:
                 raise ApiError("expectation_failed", "the only expectation known is 100-continue")
             expect = not old
         route, error = None, None
-        gzip_body, key, owner = False, None, None
+        shown: int | str = 0
+        gzip_body, key, owner, found = False, None, None, None
         try:
             authority, target = _split_target(events.url.decode("ascii"))
             found = self._routes.find(method, target)
@@ -197,6 +199,8 @@ class Heads:
             # Heads are kept: not with the frames of this call, which hold the secrets of the request.
             error = refused.with_traceback(None)
             error.__context__ = None
+            if self._lines and found is not None and owner is None:
+                shown = self._guard.shown_by(found, headers.get(b"authorization", []))
         except UnicodeDecodeError:
             error = invalid("the request target and header values must be valid text")
         plain = None
@@ -217,6 +221,7 @@ class Heads:
             headers=_joined(headers, old=old) if route is not None and (route.streams or route.looks) else None,
             key=owner,
             slot=0 if owner is None else owner.number,
+            shown=shown,
             request_id=request_id,
             number=0 if route is None else route.number,
             line=_line(method, events) if self._lines else None,

@@ -158,10 +158,11 @@ class HotLane:
             return
         held = connection.held_bytes
         if not self.budget.settle(connection.booked, held):
+            refusal = self.budget.refusal()
             if connection.held:  # a stream is about to begin: there is no place for an answer behind it
                 self.close(connection)
                 return
-            self._refuse(connection, self.budget.refusal(), connection.head)
+            self._refuse(connection, refusal, connection.head)
             self.budget.give(connection.booked)
             held = 0
         connection.booked = held
@@ -555,6 +556,7 @@ class HotLane:
             connection, head.keep_alive, head.gzip_answer, head.bodiless, self._calls.new_id(), started_ns, head.number
         )
         exchange.slot, exchange.request_id, exchange.line = slot, head.request_id, head.line
+        exchange.key = head.slot or head.shown
         connection.exchanges.append(exchange)
         connection.asks += 1
         if not head.keep_alive:
@@ -564,6 +566,8 @@ class HotLane:
             return
         try:
             if not free:
+                if self._slots is not None:
+                    self._slots.refused()
                 raise too_many_in_flight(self.settings.max_inflight_per_key)
             route = head.route
             assert route is not None
@@ -652,7 +656,7 @@ class HotLane:
                 size=len(value.body) + len(value.tail),
                 took_us=took_us,
                 peer=exchange.connection.peer,
-                key=exchange.slot,
+                key=exchange.key,
             )
 
     def _count_refused(self) -> None:
@@ -667,6 +671,7 @@ class HotLane:
         exchange = Exchange(connection, False, False, False, self._calls.new_id(), time.perf_counter_ns(), 0)
         if head is not None:
             exchange.request_id, exchange.line, exchange.number = head.request_id, head.line, head.number
+            exchange.key = head.slot or head.shown
         connection.exchanges.append(exchange)
         connection.asks += 1
         exchange.finish(error_response(error, close=True))

@@ -1,7 +1,8 @@
 """A large append on its way from its body to its shard, in slices: read, checked and packed, sent.
 
 Each of the last two copies the records once, which takes some ten milliseconds for 64 MiB: others get their turn in
-between. If the connection closes, the rest is left undone: nothing was sent.
+between. If the connection closes, the rest is left undone: nothing was sent. The same if the key of the request ends
+meanwhile, which is looked at before every slice and before the last step; then it is answered 401.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class LargeAppend:
         asker, body = self.asker, self._body
         if asker.gone:
             self.drop()
+            return True
+        if (refused := self._handlers.refusal(self._request.key)) is not None:
+            self.drop()
+            asker.let_go()
+            asker.finish(error_response(refused))
             return True
         if self._outcome is not None:
             self._calls.submit(self._outcome, asker, asker.id)

@@ -23,6 +23,7 @@ from topics.actors.messages import Op
 from topics.errors import invalid
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.handlers import with_performance
+from topics.gateway.refusals import WORDS as REFUSED_WORDS
 from topics.shm.counters import SYNC_BUCKET_US, Board, State, Word
 from topics.shm.counters import Row as Words
 from topics.shm.usage import BUCKET_US, Usage
@@ -191,6 +192,7 @@ class MetricsHandlers:
             yield _gauge("topics_disk_free_bytes", "Free space on the disk that holds the data.", free)
         yield _sync_histogram(shards)
         yield from _processes(rows)
+        yield from _budgets([row for row in rows if row.name.startswith("gateway-")])
         if self._usage is not None:
             yield from self._requests(self._usage)
         yield _gauge("topics_topic_metrics_truncated", "1 if topics were left out of the block above.", int(cut))
@@ -320,6 +322,32 @@ def _processes(rows: list[Words]) -> Iterator[Metric]:
         if row[Word.PID]:
             memory.add_metric([row.name], _resident_bytes(row[Word.PID]) or row[Word.RESIDENT_BYTES])
     yield from (restarts, memory, requests, full)
+
+
+# name, what it says, the word; of gateways
+_OCCUPANCY = (
+    ("topics_gateway_buffered_bytes", "Bytes of requests that it holds.", Word.BUFFERED_BYTES),
+    ("topics_gateway_buffered_bytes_limit", "The most that it may hold.", Word.BUFFERED_BYTES_LIMIT),
+    ("topics_gateway_connections", "Open client connections.", Word.CONNECTIONS),
+    ("topics_gateway_connections_limit", "The most that have a place.", Word.CONNECTIONS_LIMIT),
+)
+
+
+def _budgets(gateways: list[Words]) -> Iterator[Metric]:
+    for name, meaning, word in _OCCUPANCY:
+        gauge = GaugeMetricFamily(name, meaning, labels=["process"])
+        for row in gateways:
+            gauge.add_metric([row.name], row[word])
+        yield gauge
+    refusals = CounterMetricFamily(
+        "topics_gateway_refusals",
+        "Requests and connections that a budget had no room for.",
+        labels=["process", "budget"],
+    )
+    for row in gateways:
+        for budget, word in REFUSED_WORDS.items():
+            refusals.add_metric([row.name, budget], row[word])
+    yield refusals
 
 
 def _resident_bytes(pid: int) -> int:

@@ -65,6 +65,10 @@ class PlainAppend(msgspec.Struct, gc=False, eq=False):
         return None
 
     @property
+    def key(self) -> int:
+        return self.slot
+
+    @property
     def line(self) -> tuple[str, str]:
         return "POST", f"/v0/topics/{self.topic}"
 

@@ -43,6 +43,7 @@ from topics.gateway.origins import Origins
 from topics.gateway.places import Places
 from topics.gateway.pressure import Pressure
 from topics.gateway.queues import QueueHandlers
+from topics.gateway.refusals import Refusals
 from topics.gateway.routers import RouterHandlers
 from topics.gateway.routes import Routes
 from topics.gateway.scrapes import Scrapes
@@ -106,7 +107,8 @@ class Gateway:
         self._slices = self._calls.slices
         self._guard = Guard(settings.api_keys, probes=settings.probe_auth)
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds, guard=self._guard)
-        budget = self._streams.budget = Budget.of(settings)
+        self._refusals = Refusals(context.row)
+        self._budget = self._streams.budget = Budget.of(settings, self._refusals.count)
         self._places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
         self._calls.on_unasked = self._streams.unasked
         self._calls.on_fault = self._fault
@@ -127,6 +129,7 @@ class Gateway:
             linked=self._calls.reachable,
             replacing=self._calls.holding.replacing,
             pressure=pressure,
+            refusal=self._guard.refusal,
         )
         watches = Watches(self._streams, shards=context.shards)
         routers = RouterHandlers(peer=self._calls.router, board=context.board, linked=self._calls.reachable)
@@ -139,7 +142,8 @@ class Gateway:
             usage=context.usage,
             data_dir=settings.data_dir,
         )
-        self._scrapes = Scrapes(metrics, self._calls)
+        self._scrapes = Scrapes(metrics, self._calls, refused=self._refusals.count)
+        self._scrapes.before_wave = self._say_occupancy
         routes = Routes(self._handlers, watches, routers, queues, self._scrapes)
         metrics.labels = routes.labels
         self._key_names: dict[int, str] = {}
@@ -148,6 +152,7 @@ class Gateway:
         slots = None
         if settings.api_keys:
             slots = context.usage.slots(context.index, most=settings.max_inflight_per_key or _UNLIMITED)
+            slots.refused = lambda: self._refusals.count("max_inflight_per_key")
         meter = context.usage.meter(context.index) if settings.request_metrics else None
         self._prefix = f"{context.index}.{context.row[Word.GENERATION]}."
         logs_requests = settings.access_log or context.log.debugging
@@ -167,10 +172,11 @@ class Gateway:
                 slots=slots,
                 meter=meter,
                 access=self._access,
-                budget=budget,
+                budget=self._budget,
                 places=self._places,
             )
             lane.flush = self._flush  # type: ignore[method-assign]
+            lane.on_closed = self._say_occupancy  # type: ignore[method-assign]
             return lane
 
         self.cold = LateLane(build_cold, places=self._places)
@@ -200,7 +206,7 @@ class Gateway:
             slots=slots,
             meter=meter,
             access=self._access,
-            budget=budget,
+            budget=self._budget,
             places=self._places,
         )
         self._hot.on_late = context.beat
@@ -219,12 +225,14 @@ class Gateway:
             most=settings.max_connections,
             log=context.log,
             leave_to_others=self._others_have_room,
+            refused=self._refusals.count,
         )
         self._refused_before = context.row[Word.RING_FULL]  # by processes before this one
         self._accepting = False
         self._stop_by_ns = 0
         self._stop_from_ns = 0  # the other lane's last words take a moment to get to their sockets
         self._sweep_ns = 0
+        self._say_occupancy()
 
     async def wait_linked(self) -> None:
         """Processes that started after us have said so while we were being imported. Whoever hears that we are ready
@@ -308,6 +316,8 @@ class Gateway:
             return time.monotonic_ns() + _RETIRING_LOOK_NS
         calm = self._accepting and not self._hot.connections and not len(self._streams)
         calm = calm and not self._calls.holding.busy and not self._scrapes.waiting
+        words = self._context.row.words  # one more sweep says that nobody is here any more
+        calm = calm and words[Word.CONNECTIONS] == self.cold.connections and not words[Word.BUFFERED_BYTES]
         if calm and not self._stop_by_ns and not len(self._calls.parking) and not self._governor.level:
             return None
         waits = (
@@ -349,9 +359,19 @@ class Gateway:
         words[Word.STREAMS] = len(self._streams)
         words[Word.FEEDS] = len(self._feeds)
         words[Word.PUSHES] = self._feeds.pushes
-        words[Word.CONNECTIONS] = len(self._hot.connections) + self.cold.connections
+        self._say_occupancy()
         words[Word.REQUESTS] = self._hot.requests + self.cold.requests
         words[Word.RING_FULL] = self._refused_before + self._calls.refused
+
+    def _say_occupancy(self) -> None:
+        """Of budgets that clients share: how much of each is taken, and of how much."""
+        if self._context.left:
+            return  # the row is our successor's
+        words = self._context.row.words
+        words[Word.CONNECTIONS] = len(self._hot.connections) + self.cold.connections
+        words[Word.CONNECTIONS_LIMIT] = self._places.most
+        words[Word.BUFFERED_BYTES] = self._budget.held
+        words[Word.BUFFERED_BYTES_LIMIT] = self._budget.most
 
     def _others_have_room(self) -> bool:
         """All gateways listen to the same socket: what finds no place here finds one there."""
@@ -456,6 +476,7 @@ class Gateway:
         hot.send_dirty()
         self._sweep(time.monotonic_ns())
         hot.forget_counters()
+        self._refusals.forget()
         self.cold.forget_counters()
         self._idle.mute()
         self._context.leave()

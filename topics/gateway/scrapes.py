@@ -23,13 +23,22 @@ from topics.errors import ApiError, throttled_by
 from topics.gateway.calls import Calls
 from topics.gateway.exchange import Outcome, Request, Response, Sink, Wait, error_response
 from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.refusals import Refused, uncounted
 
 _PACE_NS = limits.SCRAPE_MS * 1_000_000
 _CROWD_NS = limits.SCRAPE_CROWD_MS * 1_000_000
 
 
 class Scrapes:
-    def __init__(self, metrics: MetricsHandlers, calls: Calls, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        metrics: MetricsHandlers,
+        calls: Calls,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        refused: Refused = uncounted,
+    ) -> None:
+        self._refused = refused
         self._metrics = metrics
         self._calls = calls
         self._clock = clock
@@ -43,6 +52,7 @@ class Scrapes:
     def get(self, request: Request) -> Outcome:
         options = self._metrics.options(request)
         if self.waiting >= limits.SCRAPES_WAITING:
+            self._refused("scrapes")
             raise throttled_by("scrapes", limits.SCRAPES_WAITING, "ask for metrics less often", whose="the gateway")
         return Wait(lambda sink: self._join(options, request, sink))
 
@@ -52,6 +62,8 @@ class Scrapes:
         group.sinks.append(sink)
         self.waiting += 1
         self.step()
+
+    before_wave: Callable[[], None] = staticmethod(lambda: None)  # figures of this process are to be those of now
 
     def step(self) -> None:
         """Begin a wave if it is time; called whenever it may be."""
@@ -64,6 +76,7 @@ class Scrapes:
         crowd = sum([len(group.sinks) for group in groups.values()]) > limits.SCRAPE_CROWD
         self._began_ns = now
         self._next_ns = now + (_CROWD_NS if crowd else _PACE_NS)
+        self.before_wave()
         self._metrics.page = {}
         self._making += len(groups)
         for group in groups.values():

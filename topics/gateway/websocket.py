@@ -219,6 +219,8 @@ class Socket:
         if self._outlet is None or self._over or self._parting is not None:
             return
         self._refused = True
+        self._streams.calls.slices.drop(self)  # a large publish that is being read: nothing of it was sent
+        self._reading = 0
         self._forget()
         self._tell_error(None, error)
         self._part(CloseCode.POLICY_VIOLATION, "this key has ended")

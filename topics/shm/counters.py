@@ -116,6 +116,15 @@ class Word:
     RECORDS_EXPIRED: Final = 88
     ROUTER_LAG: Final = 89
     RESIDENT_BYTES: Final = 90
+    BUFFERED_BYTES: Final = 91
+    BUFFERED_BYTES_LIMIT: Final = 92
+    CONNECTIONS_LIMIT: Final = 93
+    REFUSED_BUFFERED_BYTES: Final = 94
+    REFUSED_CONNECTIONS: Final = 95
+    REFUSED_CONNECTIONS_PER_PEER: Final = 96
+    REFUSED_OPEN_FILES: Final = 97
+    REFUSED_INFLIGHT_PER_KEY: Final = 98
+    REFUSED_SCRAPES: Final = 99
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -194,6 +203,15 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.RECORDS_EXPIRED, "records_expired", _P, "records that outlived their topic's TTL, likewise"),
     WordInfo(Word.ROUTER_LAG, "router_lag", _P, "records of its source that the slowest router has yet to look at"),
     WordInfo(Word.RESIDENT_BYTES, "resident_bytes", _P, "its memory, as it saw it at its last beat"),
+    WordInfo(Word.BUFFERED_BYTES, "buffered_bytes", _P, "bytes of requests that it holds, when it last looked"),
+    WordInfo(Word.BUFFERED_BYTES_LIMIT, "buffered_bytes_limit", _P, "the most that it may hold"),
+    WordInfo(Word.CONNECTIONS_LIMIT, "connections_limit", _P, "the most connections that have a place"),
+    WordInfo(Word.REFUSED_BUFFERED_BYTES, "refused_buffered_bytes", _P, "requests that there was no memory for"),
+    WordInfo(Word.REFUSED_CONNECTIONS, "refused_connections", _P, "connections that found no place"),
+    WordInfo(Word.REFUSED_CONNECTIONS_PER_PEER, "refused_connections_per_peer", _P, "likewise, of one address"),
+    WordInfo(Word.REFUSED_OPEN_FILES, "refused_open_files", _P, "likewise, for want of descriptors"),
+    WordInfo(Word.REFUSED_INFLIGHT_PER_KEY, "refused_inflight_per_key", _P, "requests of keys with too many under way"),
+    WordInfo(Word.REFUSED_SCRAPES, "refused_scrapes", _P, "scrapes, because too many waited"),
     WordInfo(Word.NAME, "name", _S, "UTF-8, zero padded", NAME_BYTES // 8),
 )
 
@@ -218,6 +236,7 @@ KEPT: Final = frozenset(
         *range(Word.SYNC_BUCKETS, Word.SYNC_BUCKETS + SYNC_BUCKET_COUNT),
         *(Word.RECORDS_EVICTED, Word.RECORDS_EXPIRED),
         Word.RING_FULL,
+        *range(Word.REFUSED_BUFFERED_BYTES, Word.REFUSED_SCRAPES + 1),
     )
 )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final
 
 from topics.errors import TopicsError
@@ -25,7 +26,7 @@ from topics.shm.region import Region
 MAGIC: Final = 0x45474153_55504F54  # "TOPUSAGE"
 ROUTES: Final = 48
 STATUSES: Final = (
-    *(200, 201, 101, 400, 401, 403, 404, 405, 406, 408, 409, 413, 414, 415, 417, 422, 426, 429, 431),
+    *(200, 201, 101, 400, 401, 403, 404, 405, 406, 408, 409, 413, 414, 415, 417, 421, 422, 426, 429, 431),
     *(500, 503, 505),
     0,  # any other
 )
@@ -126,6 +127,7 @@ class Slots:
         self.alone = not others
         self.held = list(mine)
         self.most = most
+        self.refused: Callable[[], None] = lambda: None  # called by the lanes, for each request that found none free
 
     def take(self, key: int) -> bool:
         held = self.held
