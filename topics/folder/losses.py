@@ -174,7 +174,7 @@ class _Telling:
         """The highest seq that a gap may have given out."""
         if gap.frame is not None:
             return max(head, gap.frame.last_seq) if gap.frame.type == FrameType.APPEND else head
-        bound = max(head, tale.ceiling) + limits.SEQ_RESERVE
+        bound = max(head, tale.ceiling) + limits.LOST_SEQS
         if gap.room is None:
             return bound
         room = gap.room - gap.count * _LEAST_FRAME_BYTES

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -28,15 +29,18 @@ from topics.walshard import retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.copies import Copies
 from topics.walshard.disk import KILL_POINTS, kill_point
+from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
 from topics.walshard.topic import Topic, merge_ranges
 from topics.walshard.wal import Wal
 
 _encode = msgspec.msgpack.Encoder().encode
-_HALF_RESERVE = limits.SEQ_RESERVE // 2
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
 CONTROL_BYTES = limits.CONTROL_BYTES
+_HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
+_LOWER_MS = 1_000
+_LOWERED = 1_000  # topics at once
 
 
 class ReplyTo(Protocol):
@@ -89,6 +93,8 @@ class Commit:
         self._staged: list[Written] = []
         self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before staged HEAD frames
         self._waiting: deque[Written | Answer] = deque()
+        self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
+        self._lower_ms = 0  # when they are next looked at
 
     # --- staging -------------------------------------------------------------------------------------
 
@@ -121,14 +127,14 @@ class Commit:
         last = first + count - 1
         encoded_key = key.encode() if key is not None else b""
         durability = topic.config.durability
-        ceiling_frame = last > topic.ceiling - _HALF_RESERVE and durability in ("disk", "ephemeral")
+        ceiling_frame = last > topic.ceiling - topic.ceiling_margin and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
-            self.make_room(length + CONTROL_BYTES)
+            self.make_room(length + (CONTROL_BYTES if created else _HEAD_BYTES))
             if created:
                 self.stage_topic(topic, ts)
             if ceiling_frame:
-                self.stage_ceiling(topic, last, ts)
+                self.stage_ceiling(topic, last, ts, count=count)
         wal = self.wal
         if length > wal.room:
             self.make_room(length)
@@ -156,9 +162,9 @@ class Commit:
         is logged but the ceiling, now and then. Returns the last seq."""
         first = topic.next_seq
         last = first + count - 1
-        if last > topic.ceiling - _HALF_RESERVE:
-            self.make_room(CONTROL_BYTES)
-            self.stage_ceiling(topic, last, ts)
+        if last > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
+            self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
@@ -180,8 +186,9 @@ class Commit:
         if topic.pending or topic.pending_records:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
-        if seq > topic.ceiling - _HALF_RESERVE:
-            self.make_room(CONTROL_BYTES)
+        if seq > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
+            topic.reserve = None  # none of these is written
             self.stage_ceiling(topic, seq, topic.last_ts)
             self.write_control()
         if trimmed:
@@ -208,16 +215,58 @@ class Commit:
         if lsn > topic.ceiling_lsn:
             self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
             topic.ceiling_lsn = lsn
+        topic.touched()
 
-    def stage_ceiling(self, topic: Topic, last: int, ts: int) -> None:
-        """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
+    def stage_ceiling(self, topic: Topic, last: int, ts: int, *, count: int = 0) -> None:
+        """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out. It may be lower
+        than the one before: nothing above it has been given out."""
         self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
         if topic.ceiling_lsn <= self.wal.synced_lsn:
             topic.sure_ceiling = topic.ceiling
-        ceiling = last + limits.SEQ_RESERVE
+        if topic.reserve is None:
+            topic.reserve = Reserve(ms=ts, seq=last - count)
+        reserve = topic.reserve.promise(ms=ts, seq=last, count=count)
+        ceiling = last + reserve
+        if topic.deriving and ceiling < topic.ceiling:
+            ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
+        if ceiling < topic.sure_ceiling:
+            topic.sure_ceiling = ceiling
         body = _encode(HeadFrame(topic.next_seq - 1))
         topic.ceiling_lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
         topic.ceiling = ceiling
+        topic.ceiling_margin = reserve // 2
+        if reserve > limits.SEQ_RESERVE:
+            self.reserved[topic] = None
+        topic.touched()
+
+    def watch_ceilings(self, topics: Iterable[Topic], now_ms: int) -> None:
+        """Of topics that were recovered: promises that an earlier process made for its own rate."""
+        for topic in topics:
+            promises = topic.pipe is not None or topic.config.durability in ("disk", "ephemeral")
+            if promises and topic.ceiling - topic.head_seq > limits.SEQ_RESERVE:
+                topic.reserve = Reserve(ms=now_ms, seq=topic.head_seq)
+                self.reserved[topic] = None
+
+    def lower_ceilings(self, now_ms: int) -> None:
+        """Take back what topics that have become quiet have promised, so that a crash skips no more than it must. Only
+        where there is room: nothing depends on it."""
+        if now_ms < self._lower_ms or self.read_only or self._staged or self.wal.staged:
+            return
+        self._lower_ms = now_ms + _LOWER_MS
+        quiet = [topic for topic in self.reserved if topic.reserve is None or topic.reserve.is_quiet(now_ms)]
+        for topic in quiet[:_LOWERED]:
+            if topic.deriving:
+                continue
+            if not self.wal.fits(_HEAD_BYTES, reserve=False):
+                break
+            del self.reserved[topic]
+            last = topic.next_seq - 1
+            if not topic.dropped and topic.ceiling - last > limits.SEQ_RESERVE:
+                self.stage_ceiling(topic, last, max(now_ms, topic.last_ts))
+        if self._ceilings:
+            with suppress(DiskFull, OSError):
+                self._write_frames()
+            self.request_sync()
 
     # --- the write -----------------------------------------------------------------------------------
 
