@@ -160,5 +160,5 @@ FETCH_BYTES = 4 * MIB  # what one request may have fetched from the cold tier at
 COPY_BYTES = 1 * MIB  # a segment is copied there in pieces of this size, with as much time between them
 SEQ_RESERVE = 100  # seqs promised ahead on disk, so that none is reused after a crash: at least so many, ...
 SEQ_RESERVE_MS = 2_000  # ... and as many as the topic writes in this time
-SEQ_RESERVE_QUIET_MS = 10_000  # a promise that is not half used by then is made anew
+SEQ_RESERVE_QUIET_MS = 5_000  # a promise that is not half used by then is made anew
 LOST_SEQS = 100_000  # that a lost part of a log may have given out, if nothing else bounds them

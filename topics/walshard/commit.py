@@ -91,10 +91,12 @@ class Commit:
         self._synced_ns = 0
         self._forget_topic = forget_topic
         self._staged: list[Written] = []
-        self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before staged HEAD frames
+        self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before the staged frames
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
+        self._hurry_ms = 2 * disk_sync_ms
+        self._hurried_lsn = 0  # a promise that the next seqs may need before the disk class gets its sync
 
     # --- staging -------------------------------------------------------------------------------------
 
@@ -211,32 +213,36 @@ class Commit:
                 None if topic.pipe is None else topic.pipe.frame(),
             )
         )
-        lsn = self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body)
-        if lsn > topic.ceiling_lsn:
-            self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
-            topic.ceiling_lsn = lsn
-        topic.touched()
+        self._promise(topic, topic.ceiling, self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body))
 
     def stage_ceiling(self, topic: Topic, last: int, ts: int, *, count: int = 0) -> None:
-        """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out. It may be lower
-        than the one before: nothing above it has been given out."""
-        self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
-        if topic.ceiling_lsn <= self.wal.synced_lsn:
-            topic.sure_ceiling = topic.ceiling
+        """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
         if topic.reserve is None:
             topic.reserve = Reserve(ms=ts, seq=last - count)
+            soon = True
+        else:
+            soon = topic.reserve.age_ms(ts) < self._hurry_ms
         reserve = topic.reserve.promise(ms=ts, seq=last, count=count)
         ceiling = last + reserve
         if topic.deriving and ceiling < topic.ceiling:
             ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
-        if ceiling < topic.sure_ceiling:
-            topic.sure_ceiling = ceiling
         body = _encode(HeadFrame(topic.next_seq - 1))
-        topic.ceiling_lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
-        topic.ceiling = ceiling
+        lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
+        self._promise(topic, ceiling, lsn)
         topic.ceiling_margin = reserve // 2
+        if soon and count:
+            self._hurried_lsn = lsn
         if reserve > limits.SEQ_RESERVE:
             self.reserved[topic] = None
+
+    def _promise(self, topic: Topic, ceiling: int, lsn: int) -> None:
+        """A frame that says `ceiling` is staged: a crash may leave it, or only what was there before it. So nothing above
+        the lower of the two is sure until it is synced (reserve.py says why that is enough)."""
+        self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
+        if 0 < topic.ceiling_lsn <= self.wal.synced_lsn:
+            topic.sure_ceiling = topic.ceiling
+        topic.sure_ceiling = min(topic.sure_ceiling, ceiling)
+        topic.ceiling, topic.ceiling_lsn = ceiling, lsn
         topic.touched()
 
     def watch_ceilings(self, topics: Iterable[Topic], now_ms: int) -> None:
@@ -262,6 +268,8 @@ class Commit:
             del self.reserved[topic]
             last = topic.next_seq - 1
             if not topic.dropped and topic.ceiling - last > limits.SEQ_RESERVE:
+                if now_ms - topic.last_ts >= limits.SEQ_RESERVE_MS:
+                    topic.reserve = None  # it wrote nothing in this time, whatever it wrote before
                 self.stage_ceiling(topic, last, max(now_ms, topic.last_ts))
         if self._ceilings:
             with suppress(DiskFull, OSError):
@@ -293,7 +301,7 @@ class Commit:
                 topic.pending
                 or entry.created
                 or (topic.config.durability == "fsync" and entry.logged)
-                or (topic.next_seq > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
+                or (entry.row.last > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
             ):
                 entry.written_ns = written
                 topic.pending += 1
@@ -316,8 +324,12 @@ class Commit:
         except BaseException as error:
             self.read_only = isinstance(error, DiskFull)
             for topic, ceiling, lsn, sure in reversed(self._ceilings):
-                topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling = ceiling, lsn, sure
+                # Never up again: a lower one may be in a snapshot, or on the platter all the same.
+                topic.ceiling, topic.ceiling_lsn = min(topic.ceiling, ceiling), lsn
+                topic.sure_ceiling = min(topic.sure_ceiling, sure)
+                topic.touched()
             self._ceilings.clear()
+            self._hurried_lsn = 0
             raise
         self._ceilings.clear()
         self.read_only = False
@@ -383,15 +395,16 @@ class Commit:
     # --- the sync ------------------------------------------------------------------------------------
 
     def request_sync(self) -> None:
-        """Start a sync if somebody waits for one; otherwise see that the disk class gets its own in time."""
+        """Start a sync if somebody waits for one or soon would; otherwise see that the disk class gets its own in time."""
         wal = self.wal
         if wal.written_lsn == wal.synced_lsn or self.syncer.busy:
             return
-        if self._waiting and not self.window_ns:
+        wanted = bool(self._waiting) or self._hurried_lsn > wal.synced_lsn
+        if wanted and not self.window_ns:
             self.sync_now()
             return
         now = time.monotonic_ns()
-        due = self._synced_ns + self.window_ns if self._waiting else now + self._disk_sync_ns
+        due = self._synced_ns + self.window_ns if wanted else now + self._disk_sync_ns
         if due <= now:
             self.sync_now()
         elif self.sync_due_ns is None or due < self.sync_due_ns:

@@ -105,7 +105,7 @@ class Topic:
         self.unread: Row | None = None  # what retention could not read ...
         self.unread_ms = 0  # ... and when it tried
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
-        self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
+        self.sure_ceiling = 0  # ... and what is sure before that is synced: above it an answer waits for the sync
         self.ceiling_margin = limits.SEQ_RESERVE // 2  # with less than this left the next promise is made
         self.reserve: Reserve | None = None  # None: it has made none but that of its creation
         self._encoded: bytes | None = None
