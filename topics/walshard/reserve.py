@@ -7,7 +7,8 @@ far; one that becomes quiet promises anew, and less.
 
     marks       when promises were made, and the last seq that was given out then; the first is at least two seconds
                 old, if the topic is
-    promise     what was given out since the first mark, per two seconds if that is longer ago
+    promise     what was given out since the first mark, divided by the windows of two seconds since then, the last of
+                which may have just begun: never more than it wrote within some two seconds
 
 Why promises are lowered. The obvious rule is that a ceiling only rises, and that the highest one counts. Then one import
 of a million records leaves a promise of as many, and a topic that gets a record an hour afterwards skips them in a
@@ -53,8 +54,8 @@ class Reserve:
             marks[-1] = (ms, seq)
         else:
             marks.append((ms, seq))
-        written = (seq - since_seq) * window_ms // max(window_ms, ms - since_ms)
-        return max(limits.SEQ_RESERVE, count, written)
+        windows = max(1, -((since_ms - ms) // window_ms))  # in the fullest of them it wrote so many at least
+        return max(limits.SEQ_RESERVE, count, (seq - since_seq) // windows)
 
     def age_ms(self, now_ms: int) -> int:
         """Since the last promise. If that is short, half of the next will not last longer."""
