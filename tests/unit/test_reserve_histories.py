@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -46,11 +48,27 @@ WEIGHTS = {
 
 
 class DoubtfulDisk(PowerDisk):
-    """Writes fail on demand, though all their bytes arrive; cutting them off is undone by a power cut, too."""
+    """Writes fail on demand, though all their bytes arrive; cutting them off is undone by a power cut, too. What the
+    syncer asks for has not happened until the shard hears of it, so that the power can go before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fails = False
+        self.at_once = False
+        self.asked: list[tuple[int, int]] = []  # inode, and how many of its pieces were there
+
+    def sync(self, fd: int) -> None:
+        if self.at_once or threading.current_thread() is threading.main_thread():
+            super().sync(fd)
+        else:
+            inode = os.fstat(fd).st_ino
+            self.asked.append((inode, len(self.unsynced.get(inode, []))))
+
+    def reach(self) -> None:
+        """The syncs that were asked for are done."""
+        for inode, pieces in self.asked:
+            del self.unsynced.get(inode, [])[:pieces]
+        self.asked.clear()
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         super().write(fd, data, offset)
@@ -61,6 +79,17 @@ class DoubtfulDisk(PowerDisk):
         self.fails = False
         rest = os.fstat(fd).st_size - end
         super().write(fd, bytes(rest), end)
+
+
+class HeldShard(Shard):
+    disk: DoubtfulDisk
+
+    def settle(self) -> None:
+        self.engine.commit.write()
+        while self.syncer.busy:
+            outcome = self.syncer.wait()
+            self.disk.reach()
+            self.engine.commit.synced(outcome)
 
 
 class Told(msgspec.Struct):
@@ -89,7 +118,7 @@ class History:
         HISTORIES.add()
         self.folder, self.random = folder, random
         self.disk = DoubtfulDisk()
-        self.shard = Shard(self.folder, disk=self.disk, wal_file_bytes=60_000)
+        self.shard = HeldShard(self.folder, disk=self.disk, wal_file_bytes=60_000)
         self.told: dict[str, Told] = {}
         self.sent: dict[int, tuple[str, int]] = {}  # appends that wait
         self.boot = 1
@@ -192,15 +221,14 @@ class History:
 
     def flush(self, topic: str) -> None:
         self.shard.settle()
-        self.shard.flush(topic)
+        self.at_once(lambda: self.shard.flush(topic))
 
     def checkpoint(self) -> None:
         """Also between a staged promise and its write."""
         if self.odds(0.5):
             self.shard.settle()
         if not self.shard.mover.busy:
-            self.shard.mover.checkpoint()
-            self.shard.mover.wait()
+            self.at_once(self.shard.mover.checkpoint)
 
     # --- how it ends ---
 
@@ -215,6 +243,8 @@ class History:
         self.heard()
         last = self.last_given()
         self.shard.crash()
+        if self.odds(0.5):
+            self.disk.reach()
         fate = Random(self.random.random())  # of its own: what is synced by now depends on a thread
         share = fate.choice([0.0, 0.5, 0.9, 1.0])
         self.disk.cut_power(self.folder, lambda: fate.random() < share)
@@ -226,13 +256,21 @@ class History:
         self.shard.settle()
         self.heard()
         before = {name: self.shard.topic(name).head_seq for name in self.told}
-        self.shard.stop()
+        self.at_once(self.shard.stop)
         self.open()
         assert {name: self.shard.topic(name).head_seq for name in self.told} == before
 
     def open(self) -> None:
         self.disk = DoubtfulDisk()
         self.shard.open(self.disk, boot=self.boot.to_bytes(16, "little"))
+
+    def at_once(self, work: Callable[[], None]) -> None:
+        """What the mover syncs it goes on from itself."""
+        self.disk.at_once = True
+        work()
+        if self.shard.is_open:
+            self.shard.mover.wait()
+        self.disk.at_once = False
 
     def last_given(self) -> dict[str, int]:
         return {name: max(self.shard.topic(name).next_seq - 1, told.failed) for name, told in self.told.items()}

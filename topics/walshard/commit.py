@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -260,21 +259,23 @@ class Commit:
             return
         self._lower_ms = now_ms + _LOWER_MS
         quiet = [topic for topic in self.reserved if topic.reserve is None or topic.reserve.is_quiet(now_ms)]
+        lowered = []
         for topic in quiet[:_LOWERED]:
             if topic.deriving:
                 continue
             if not self.wal.fits(_HEAD_BYTES, reserve=False):
                 break
             del self.reserved[topic]
-            last = topic.next_seq - 1
-            if not topic.dropped and topic.ceiling - last > limits.SEQ_RESERVE:
+            if not topic.dropped:
                 if now_ms - topic.last_ts >= limits.SEQ_RESERVE_MS:
                     topic.reserve = None  # it wrote nothing in this time, whatever it wrote before
-                self.stage_ceiling(topic, last, max(now_ms, topic.last_ts))
-        if self._ceilings:
-            with suppress(DiskFull, OSError):
-                self._write_frames()
-            self.request_sync()
+                self.stage_ceiling(topic, topic.next_seq - 1, max(now_ms, topic.last_ts))
+                lowered.append(topic)
+        try:
+            self._write_frames()
+        except (DiskFull, OSError):
+            self.reserved.update(dict.fromkeys(lowered))  # again when they have been quiet for so long again
+        self.request_sync()
 
     # --- the write -----------------------------------------------------------------------------------
 
