@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import Record, Shard, examples
+from test_reserve_histories import DoubtfulDisk, HeldShard
 
 from topics import limits
+from topics.actors.messages import Op, PutTopic
 from topics.storage.config import TopicConfig
+from topics.storage.format import FILE_HEADER_BYTES, FrameType
+from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.walshard.reserve import Reserve
 
 LEAST, WINDOW_MS, QUIET_MS = limits.SEQ_RESERVE, limits.SEQ_RESERVE_MS, limits.SEQ_RESERVE_QUIET_MS
@@ -121,6 +126,11 @@ def make(folder: Path, durability: str) -> Shard:
     return shard
 
 
+def frames_of(path: str) -> list[Frame]:
+    data = Path(path).read_bytes()
+    return list(scan(data, salt=decode_wal_header(data[:FILE_HEADER_BYTES], path=path).salt))
+
+
 def killed(shard: Shard) -> int:
     """Ends as the class dislikes it; the head after that."""
     boot = OTHER_BOOT if shard.topic("t").config.durability == "disk" else None
@@ -176,14 +186,18 @@ def test_a_topic_that_becomes_quiet_takes_back_its_promise(tmp_path: Path, durab
 
 
 @BOTH
-def test_no_seq_above_a_lowered_promise_is_given_out_before_the_next(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize("synced", [True, False])
+def test_no_seq_above_a_lowered_promise_is_given_out_before_the_next(
+    tmp_path: Path, durability: str, synced: bool
+) -> None:
     """The lowered one may be all that a power cut leaves."""
     shard = make(tmp_path, durability)
     for _ in range(30):
         shard.append("t", records(100))
     shard.wall.pass_ms(QUIET_MS)
     shard.engine.commit.lower_ceilings(shard.clock.now_ms())
-    shard.sync()
+    if synced:
+        shard.sync()
     sent = shard.send_append("t", records(LEAST + 1))
     shard.engine.commit.write()
     assert not shard.answered(sent)
@@ -207,6 +221,116 @@ def test_what_an_earlier_process_promised_is_taken_back_too(
     shard.engine.commit.lower_ceilings(shard.clock.now_ms())
     shard.sync()
     assert 2 < killed(shard) <= 2 + LEAST
+
+
+@BOTH
+def test_a_lowered_promise_binds_though_its_write_failed(tmp_path: Path, durability: str) -> None:
+    """Its bytes may be on the platter, and stay there if the power goes."""
+    disk = DoubtfulDisk()
+    shard = HeldShard(tmp_path, disk=disk, wal_file_bytes=200_000)
+    shard.put("t", TopicConfig(durability=durability))  # type: ignore[arg-type]
+    for _ in range(30):
+        shard.append("t", records(100))
+    shard.sync()
+    shard.wall.pass_ms(QUIET_MS)
+    disk.fails = True
+    shard.engine.commit.lower_ceilings(shard.clock.now_ms())
+    assert not disk.fails, "it was written, and cut off again"
+    assert shard.topic("t").ceiling == 3_000 + LEAST
+    sent = shard.send_append("t", records(2 * LEAST))
+    shard.engine.commit.write()
+    assert not shard.answered(sent), "above what may be left"
+    shard.crash()
+    disk.cut_power(tmp_path, lambda: False)
+    shard.open(boot=OTHER_BOOT)
+    assert shard.topic("t").head_seq == 3_000 + LEAST
+
+
+def test_a_lowered_promise_is_tried_again_if_its_write_failed(tmp_path: Path) -> None:
+    disk = DoubtfulDisk()
+    shard = HeldShard(tmp_path, disk=disk, wal_file_bytes=200_000)
+    shard.put("t", TopicConfig(durability="ephemeral"))
+    shard.append("t", records(3_000))
+    shard.wall.pass_ms(QUIET_MS)
+    disk.fails = True
+    shard.engine.commit.lower_ceilings(shard.clock.now_ms())
+    assert shard.engine.commit.reserved
+    shard.wall.pass_ms(QUIET_MS)
+    shard.engine.commit.lower_ceilings(shard.clock.now_ms())
+    assert not shard.engine.commit.reserved
+    assert killed(shard) == 3_000 + LEAST
+
+
+@pytest.mark.parametrize("after", ["disk", "fsync", "memory"])
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_power_cut_between_the_two_frames_of_a_change_of_class(tmp_path: Path, after: str, left: int) -> None:
+    shard = make(tmp_path, "ephemeral")
+    shard.append("t", records(70))
+    shard.sync()
+    path = shard.engine.wal.current.path
+    before = [frame.offset + frame.length for frame in frames_of(path)]
+    shard.put("t", TopicConfig(durability=after))  # type: ignore[arg-type]
+    frames = frames_of(path)[len(before) :]
+    assert [frame.type for frame in frames] == [FrameType.HEAD, FrameType.TOPIC]
+    shard.crash()
+    os.truncate(path, frames[left - 1].offset + frames[left - 1].length)
+    shard.open(boot=OTHER_BOOT)
+    assert shard.topic("t").config.durability == ("ephemeral" if left == 1 else after)
+    assert shard.append("t", records(1)).first_seq > 70
+
+
+def test_what_a_power_cut_skipped_stays_skipped_in_a_class_without_promises(tmp_path: Path) -> None:
+    shard = make(tmp_path, "disk")
+    shard.append("t", records(7))
+    shard.restart(boot=OTHER_BOOT)
+    skipped = shard.topic("t").head_seq
+    assert skipped > 7
+    shard.put("t", TopicConfig(durability="fsync"))
+    shard.restart(boot=OTHER_BOOT)
+    assert shard.topic("t").head_seq == skipped
+
+
+@BOTH
+def test_nobody_hears_of_seqs_of_a_topic_that_a_power_cut_can_take(tmp_path: Path, durability: str) -> None:
+    shard = Shard(tmp_path)
+    shard.send(Op.PUT_TOPIC, PutTopic("t", TopicConfig(durability=durability), None))  # type: ignore[arg-type]
+    sent = shard.send_append("t", records(1))
+    shard.engine.commit.write()
+    assert not shard.answered(sent)
+    shard.settle()
+    assert shard.answer(sent).first_seq == 1
+
+
+# --- what waits for a sync ---------------------------------------------------------------------------
+
+
+def test_a_promise_is_synced_before_it_is_needed(tmp_path: Path) -> None:
+    """A topic that becomes busy waits once, and then again only if it is faster than the disk."""
+    shard = make(tmp_path, "disk")
+    commit, wal = shard.engine.commit, shard.engine.wal
+    shard.append("t", records(1))
+    shard.sync()
+    waited = 0
+    for _ in range(5_000):
+        sent = shard.send_append("t", records(1))
+        commit.write()
+        waited += not shard.answered(sent)
+        shard.settle()  # the syncs that were asked for
+    assert waited <= 1
+    assert wal.synced_lsn < wal.written_lsn, "none is asked for without need"
+
+
+def test_a_slow_topic_asks_for_no_sync_of_its_own(tmp_path: Path) -> None:
+    shard = make(tmp_path, "disk")
+    shard.append("t", records(60))
+    shard.sync()
+    for _ in range(300):
+        shard.wall.pass_ms(20)
+        shard.append("t", records(1))
+        assert not shard.syncer.busy
+        assert shard.topic("t").ceiling_lsn > 0
+        shard.engine.commit.sync_now()  # as the disk class does every now and then
+        shard.settle()
 
 
 def test_a_full_log_is_not_continued_for_it(tmp_path: Path) -> None:

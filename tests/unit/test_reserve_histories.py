@@ -19,7 +19,7 @@ import pytest
 from figures import HISTORIES
 from hypothesis import given
 from hypothesis import strategies as st
-from model import EXHAUSTIVE, Record, Shard, examples
+from model import EXHAUSTIVE, QuickDisk, Record, Shard, examples
 from test_engine_recovery import PowerDisk
 
 from topics import limits
@@ -48,7 +48,7 @@ WEIGHTS = {
 
 
 class DoubtfulDisk(PowerDisk):
-    """Writes fail on demand, though all their bytes arrive; cutting them off is undone by a power cut, too. What the
+    """Writes fail on demand, though their bytes reach the platter; a power cut undoes that they were cut off. What the
     syncer asks for has not happened until the shard hears of it, so that the power can go before."""
 
     def __init__(self) -> None:
@@ -71,9 +71,10 @@ class DoubtfulDisk(PowerDisk):
         self.asked.clear()
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
-        super().write(fd, data, offset)
         if self.fails:
+            QuickDisk.write(self, fd, data, offset)
             raise OSError(errno.EIO, "bad sector")
+        super().write(fd, data, offset)
 
     def cut(self, fd: int, end: int, size: int) -> None:
         self.fails = False
@@ -301,7 +302,6 @@ class History:
             told.highest, told.failed, told.unproven = topic.head_seq, 0, False
             skipped = topic.head_seq - last[name]
             assert skipped <= max(LEAST, told.most_in_the_window()), f"{name}: {skipped} skipped"
-
 
 
 @pytest.mark.timeout(3600 if EXHAUSTIVE else 120)

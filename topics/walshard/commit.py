@@ -235,8 +235,8 @@ class Commit:
             self.reserved[topic] = None
 
     def _promise(self, topic: Topic, ceiling: int, lsn: int) -> None:
-        """A frame that says `ceiling` is staged: a crash may leave it, or only what was there before it. So nothing above
-        the lower of the two is sure until it is synced (reserve.py says why that is enough)."""
+        """A frame that says `ceiling` is staged: a crash may leave it, or only what was there before it. So nothing
+        above the lower of the two is sure until it is synced (reserve.py says why that is enough)."""
         self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
         if 0 < topic.ceiling_lsn <= self.wal.synced_lsn:
             topic.sure_ceiling = topic.ceiling
@@ -396,7 +396,7 @@ class Commit:
     # --- the sync ------------------------------------------------------------------------------------
 
     def request_sync(self) -> None:
-        """Start a sync if somebody waits for one or soon would; otherwise see that the disk class gets its own in time."""
+        """Start a sync if somebody waits for one or soon would; else see that the disk class gets its own in time."""
         wal = self.wal
         if wal.written_lsn == wal.synced_lsn or self.syncer.busy:
             return

@@ -10,9 +10,9 @@ far; one that becomes quiet promises anew, and less.
     promise     what was given out since the first mark, divided by the windows of two seconds since then, the last of
                 which may have just begun: never more than it wrote within some two seconds
 
-Why promises are lowered. The obvious rule is that a ceiling only rises, and that the highest one counts. Then one import
-of a million records leaves a promise of as many, and a topic that gets a record an hour afterwards skips them in a
-crash years later: it is quiet, and skips more than SEQ_RESERVE. So the last promise counts, not the highest.
+Why promises are lowered. The obvious rule is that a ceiling only rises, and that the highest one counts. Then one
+import of a million records leaves a promise of as many, and a topic that gets a record an hour afterwards skips them in
+a crash years later: it is quiet, and skips more than SEQ_RESERVE. So the last promise counts, not the highest.
 
 Why no seq is given out twice. A crash leaves a prefix of the log that ends behind the last sync, or anywhere later; a
 snapshot stands for such a prefix. So what recovery may find is the ceiling of the last synced frame, or of one behind
@@ -25,8 +25,10 @@ it. `sure_ceiling` is the lowest of these, and commit.py publishes nothing above
                                   platter all the same, or a snapshot may have been made of it
     a snapshot                    has the ceiling of its moment; frames that it covers say nothing about it any more,
                                   later ones count as ever
-    fsync and memory              make no promises: their records are their own proof, or nothing is. A ceiling that they
-                                  leave behind is below the head, and recovery takes the higher of the two
+    fsync and memory              make no promises: their records are their own proof, or nothing is. The ceiling that
+                                  they leave behind is below the head, and recovery takes the higher of the two
+    a change of class             away from disk or ephemeral: a HEAD frame with the head comes before the TOPIC frame.
+                                  A crash leaves none, it alone (the ceiling counts), or both (the head does)
     copies being made again       readers have seen seqs that are not there yet: until they are, nothing is lowered
 """
 
