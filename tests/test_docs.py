@@ -239,7 +239,7 @@ def test_the_dump_is_a_wal_file() -> None:
     assert [frame.synced for frame in frames] == [0, 0, 2, 2]
     assert all(later.offset == frame.offset + frame.length for frame, later in pairwise(frames))
     topic = msgspec.msgpack.decode(frames[0].body, type=control.TopicFrame)
-    assert (topic.name, topic.ceiling) == ("demo", 100_000)
+    assert (topic.name, topic.ceiling) == ("demo", 100)
     first = Columns(frames[1].body, count=2, ts=frames[1].ts)
     assert (first.data(), first.tags(), first.nodes()) == ([b'{"n":1}', b'{"n":2}'], ["a", "b"], ["w1", "w1"])
     assert frames[1].key == b"k1"

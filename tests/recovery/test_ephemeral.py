@@ -74,7 +74,7 @@ def kills_never_give_a_seq_out_again(server: Server) -> Story:
         server = yield
         oracle.restarted()
         oracle.check(server)
-        assert server.client().get("twice").body["head_seq"] <= topic.highest_acked + 2 * limits.SEQ_RESERVE
+        assert server.client().get("twice").body["head_seq"] <= topic.highest_acked + limits.SEQ_RESERVE
     topic.append_plain(server.client(), 5)
 
 

@@ -28,7 +28,13 @@ from topics import limits
 from topics.actors.messages import GetTopic, Op
 from topics.storage.config import Durability, TopicConfig
 
-SMALL = {"BLOCK_RECORDS": 5, "BLOCK_BYTES": 2_000, "SEQ_RESERVE": 12, "WAL_RESERVE_BYTES": 500}
+SMALL = {
+    "BLOCK_RECORDS": 5,
+    "BLOCK_BYTES": 2_000,
+    "SEQ_RESERVE": 12,
+    "WAL_RESERVE_BYTES": 500,
+    "SEQ_RESERVE_QUIET_MS": 40,
+}
 SETTINGS: dict[str, Any] = {
     "wal_file_bytes": 4_000,
     "segment_max_events": 11,
@@ -237,6 +243,11 @@ class ShardMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.shard.checkpoint()
+
+    @rule()
+    def lower_ceilings(self) -> None:
+        self.settle()
+        self.shard.engine.commit.lower_ceilings(self.now)
 
     @rule(topic=TOPICS, before=st.integers(0, 12), tag=st.sampled_from(TAGS))
     def delete_while_flushing(self, topic: str, before: int, tag: str) -> None:

@@ -176,7 +176,7 @@ def test_the_file_that_the_snapshot_names(whole: Path, mine: Path) -> None:
     assert any("the snapshot knows of it" in done.what for done in report.files)
     heads = {topic.name: topic.head_seq for topic in Folder(str(whole)).topics}
     for topic in Folder(str(mine)).topics:
-        assert topic.head_seq >= heads[topic.name] + limits.SEQ_RESERVE // 2
+        assert topic.head_seq >= heads[topic.name] + limits.LOST_SEQS // 2
     check_server(mine)
 
 

@@ -158,10 +158,13 @@ class _Telling:
 
     def _end(self, tale: Tale) -> None:
         doubts = self._doubts(tale)
-        if not doubts or tale.config.durability == "ephemeral":
+        later = [gap for gap in doubts if gap.open or gap.before > self._covered + 1]
+        if tale.config.durability == "ephemeral":
+            tale.raised = self._promised(tale, later)
+            return
+        if not doubts:
             return
         head = tale.head_seq
-        later = [gap for gap in doubts if gap.open or gap.before > self._covered + 1]
         most = max((self._most(tale, gap, head) for gap in later), default=head)
         if len(later) > 1:
             most = head + sum(self._most(tale, gap, head) - head for gap in later)
@@ -170,11 +173,19 @@ class _Telling:
         tale.suspect.append((tale.known + 1, max(head, most)))
         tale.known = max(head, most)
 
+    @staticmethod
+    def _promised(tale: Tale, gaps: list[Gap]) -> int:
+        """Of a topic whose seqs are in no frame: how far missing promises may have gone; 0 if none is missing."""
+        if any(gap.frame is None for gap in gaps):
+            return tale.ceiling + limits.LOST_SEQS
+        heads = [gap.frame.first_seq for gap in gaps if gap.frame is not None and gap.frame.type == FrameType.HEAD]
+        return max([tale.ceiling, *heads]) if heads else 0
+
     def _most(self, tale: Tale, gap: Gap, head: int) -> int:
         """The highest seq that a gap may have given out."""
         if gap.frame is not None:
             return max(head, gap.frame.last_seq) if gap.frame.type == FrameType.APPEND else head
-        bound = max(head, tale.ceiling) + limits.SEQ_RESERVE
+        bound = max(head, tale.ceiling) + limits.LOST_SEQS
         if gap.room is None:
             return bound
         room = gap.room - gap.count * _LEAST_FRAME_BYTES

@@ -303,7 +303,7 @@ class _Mending:
         for tale in self._tales.topics.values():
             if tale.name is None:
                 name = self._name_for(tale)
-                frame = TopicFrame(name, tale.config, tale.made_ms, tale.known + limits.SEQ_RESERVE)
+                frame = TopicFrame(name, tale.config, tale.made_ms, tale.known + limits.LOST_SEQS)
                 names.setdefault(tale.nameless_since, []).append(named_topic(tale.id, frame))
                 self._plan.untold.append(f"topic {tale.id:016x}: its name and config; its records are in {name}")
             if tale.raised:

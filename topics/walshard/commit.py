@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -28,15 +28,18 @@ from topics.walshard import retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.copies import Copies
 from topics.walshard.disk import KILL_POINTS, kill_point
+from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
 from topics.walshard.topic import Topic, merge_ranges
 from topics.walshard.wal import Wal
 
 _encode = msgspec.msgpack.Encoder().encode
-_HALF_RESERVE = limits.SEQ_RESERVE // 2
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
 CONTROL_BYTES = limits.CONTROL_BYTES
+_HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
+_LOWER_MS = 1_000
+_LOWERED = 1_000  # topics at once
 
 
 class ReplyTo(Protocol):
@@ -87,8 +90,12 @@ class Commit:
         self._synced_ns = 0
         self._forget_topic = forget_topic
         self._staged: list[Written] = []
-        self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before staged HEAD frames
+        self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before the staged frames
         self._waiting: deque[Written | Answer] = deque()
+        self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
+        self._lower_ms = 0  # when they are next looked at
+        self._hurry_ms = 2 * disk_sync_ms
+        self._hurried_lsn = 0  # a promise that the next seqs may need before the disk class gets its sync
 
     # --- staging -------------------------------------------------------------------------------------
 
@@ -121,14 +128,14 @@ class Commit:
         last = first + count - 1
         encoded_key = key.encode() if key is not None else b""
         durability = topic.config.durability
-        ceiling_frame = last > topic.ceiling - _HALF_RESERVE and durability in ("disk", "ephemeral")
+        ceiling_frame = last > topic.ceiling - topic.ceiling_margin and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
-            self.make_room(length + CONTROL_BYTES)
+            self.make_room(length + (CONTROL_BYTES if created else _HEAD_BYTES))
             if created:
                 self.stage_topic(topic, ts)
             if ceiling_frame:
-                self.stage_ceiling(topic, last, ts)
+                self.stage_ceiling(topic, last, ts, count=count)
         wal = self.wal
         if length > wal.room:
             self.make_room(length)
@@ -156,9 +163,9 @@ class Commit:
         is logged but the ceiling, now and then. Returns the last seq."""
         first = topic.next_seq
         last = first + count - 1
-        if last > topic.ceiling - _HALF_RESERVE:
-            self.make_room(CONTROL_BYTES)
-            self.stage_ceiling(topic, last, ts)
+        if last > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
+            self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
@@ -180,8 +187,9 @@ class Commit:
         if topic.pending or topic.pending_records:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
-        if seq > topic.ceiling - _HALF_RESERVE:
-            self.make_room(CONTROL_BYTES)
+        if seq > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
+            topic.reserve = None  # none of these is written
             self.stage_ceiling(topic, seq, topic.last_ts)
             self.write_control()
         if trimmed:
@@ -204,20 +212,70 @@ class Commit:
                 None if topic.pipe is None else topic.pipe.frame(),
             )
         )
-        lsn = self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body)
-        if lsn > topic.ceiling_lsn:
-            self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
-            topic.ceiling_lsn = lsn
+        self._promise(topic, topic.ceiling, self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body))
 
-    def stage_ceiling(self, topic: Topic, last: int, ts: int) -> None:
+    def stage_ceiling(self, topic: Topic, last: int, ts: int, *, count: int = 0) -> None:
         """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
-        self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
-        if topic.ceiling_lsn <= self.wal.synced_lsn:
-            topic.sure_ceiling = topic.ceiling
-        ceiling = last + limits.SEQ_RESERVE
+        if topic.reserve is None:
+            topic.reserve = Reserve(ms=ts, seq=last - count)
+            soon = True
+        else:
+            soon = topic.reserve.age_ms(ts) < self._hurry_ms
+        reserve = topic.reserve.promise(ms=ts, seq=last, count=count)
+        ceiling = last + reserve
+        if topic.deriving and ceiling < topic.ceiling:
+            ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
         body = _encode(HeadFrame(topic.next_seq - 1))
-        topic.ceiling_lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
-        topic.ceiling = ceiling
+        lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
+        self._promise(topic, ceiling, lsn)
+        topic.ceiling_margin = reserve // 2
+        if soon and count:
+            self._hurried_lsn = lsn
+        if reserve > limits.SEQ_RESERVE:
+            self.reserved[topic] = None
+
+    def _promise(self, topic: Topic, ceiling: int, lsn: int) -> None:
+        """A frame that says `ceiling` is staged: a crash may leave it, or only what was there before it. So nothing
+        above the lower of the two is sure until it is synced (reserve.py says why that is enough)."""
+        self._ceilings.append((topic, topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling))
+        if 0 < topic.ceiling_lsn <= self.wal.synced_lsn:
+            topic.sure_ceiling = topic.ceiling
+        topic.sure_ceiling = min(topic.sure_ceiling, ceiling)
+        topic.ceiling, topic.ceiling_lsn = ceiling, lsn
+        topic.touched()
+
+    def watch_ceilings(self, topics: Iterable[Topic], now_ms: int) -> None:
+        """Of topics that were recovered: promises that an earlier process made for its own rate."""
+        for topic in topics:
+            promises = topic.pipe is not None or topic.config.durability in ("disk", "ephemeral")
+            if promises and topic.ceiling - topic.head_seq > limits.SEQ_RESERVE:
+                topic.reserve = Reserve(ms=now_ms, seq=topic.head_seq)
+                self.reserved[topic] = None
+
+    def lower_ceilings(self, now_ms: int) -> None:
+        """Take back what topics that have become quiet have promised, so that a crash skips no more than it must. Only
+        where there is room: nothing depends on it."""
+        if now_ms < self._lower_ms or self.read_only or self._staged or self.wal.staged:
+            return
+        self._lower_ms = now_ms + _LOWER_MS
+        quiet = [topic for topic in self.reserved if topic.reserve is None or topic.reserve.is_quiet(now_ms)]
+        lowered = []
+        for topic in quiet[:_LOWERED]:
+            if topic.deriving:
+                continue
+            if not self.wal.fits(_HEAD_BYTES, reserve=False):
+                break
+            del self.reserved[topic]
+            if not topic.dropped:
+                if now_ms - topic.last_ts >= limits.SEQ_RESERVE_MS:
+                    topic.reserve = None  # it wrote nothing in this time, whatever it wrote before
+                self.stage_ceiling(topic, topic.next_seq - 1, max(now_ms, topic.last_ts))
+                lowered.append(topic)
+        try:
+            self._write_frames()
+        except (DiskFull, OSError):
+            self.reserved.update(dict.fromkeys(lowered))  # again when they have been quiet for so long again
+        self.request_sync()
 
     # --- the write -----------------------------------------------------------------------------------
 
@@ -244,7 +302,7 @@ class Commit:
                 topic.pending
                 or entry.created
                 or (topic.config.durability == "fsync" and entry.logged)
-                or (topic.next_seq > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
+                or (entry.row.last > topic.sure_ceiling and not topic.ceiling_is_sure(synced_lsn))
             ):
                 entry.written_ns = written
                 topic.pending += 1
@@ -267,8 +325,12 @@ class Commit:
         except BaseException as error:
             self.read_only = isinstance(error, DiskFull)
             for topic, ceiling, lsn, sure in reversed(self._ceilings):
-                topic.ceiling, topic.ceiling_lsn, topic.sure_ceiling = ceiling, lsn, sure
+                # Never up again: a lower one may be in a snapshot, or on the platter all the same.
+                topic.ceiling, topic.ceiling_lsn = min(topic.ceiling, ceiling), lsn
+                topic.sure_ceiling = min(topic.sure_ceiling, sure)
+                topic.touched()
             self._ceilings.clear()
+            self._hurried_lsn = 0
             raise
         self._ceilings.clear()
         self.read_only = False
@@ -334,15 +396,16 @@ class Commit:
     # --- the sync ------------------------------------------------------------------------------------
 
     def request_sync(self) -> None:
-        """Start a sync if somebody waits for one; otherwise see that the disk class gets its own in time."""
+        """Start a sync if somebody waits for one or soon would; else see that the disk class gets its own in time."""
         wal = self.wal
         if wal.written_lsn == wal.synced_lsn or self.syncer.busy:
             return
-        if self._waiting and not self.window_ns:
+        wanted = bool(self._waiting) or self._hurried_lsn > wal.synced_lsn
+        if wanted and not self.window_ns:
             self.sync_now()
             return
         now = time.monotonic_ns()
-        due = self._synced_ns + self.window_ns if self._waiting else now + self._disk_sync_ns
+        due = self._synced_ns + self.window_ns if wanted else now + self._disk_sync_ns
         if due <= now:
             self.sync_now()
         elif self.sync_due_ns is None or due < self.sync_due_ns:

@@ -115,6 +115,7 @@ class Engine:
         self.kinds = self.catalogue.kinds
         self.listing = self.catalogue.listing
         self.commit.on_publish = self._published
+        self.commit.watch_ceilings(topics.values(), clock.now_ms())
         self.dropped: list[Topic] = []  # their files are the mover's to remove
         self.requests = 0
         self._round_ms = 0

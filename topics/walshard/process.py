@@ -226,7 +226,7 @@ class Shard:
     # --- serving -------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        context, mover = self._context, self._mover
+        context, mover, commit = self._context, self._mover, self._engine.commit
         processes = len(context.board.rows())
         idle = Idle(
             context.bell,
@@ -258,6 +258,9 @@ class Shard:
                 if relocator is not None:
                     self._settled = not relocator.step() and self._settled
                     self._look_ahead()
+                if commit.reserved:
+                    commit.lower_ceilings(self._engine.clock.now_ms())
+                    self._settled = self._settled and not commit.reserved
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()

@@ -10,7 +10,7 @@ the file, the offset and what to do.
     DROP     skip                                      drop
     APPEND   if not in a segment: a row again          the same, and its key
     DELETE   on rows from the WAL, not counted again   on all rows
-    HEAD     raises the ceiling                        the same
+    HEAD     raises the head                           the same, and is the ceiling now
 
 Caps and TTL do nothing while frames are replayed: batches were published in another order than they were logged if
 some waited for a sync, so retention would decide otherwise than it did. Frames that depend on it say how far it had
@@ -349,7 +349,8 @@ class Recovery:
                 self._delete(topic, frame, fresh)
         elif kind == FrameType.HEAD:
             if topic is not None:
-                topic.ceiling = max(topic.ceiling, frame.first_seq)
+                if fresh:
+                    topic.ceiling = frame.first_seq  # the last promise counts, also if it is a lower one
                 if topic.pipe is not None:
                     return  # its copies are made again
                 head = _decode_head_frame(frame.body).head_seq
@@ -431,7 +432,7 @@ class Recovery:
         else:
             retention.raise_floor(topic, cap_seq=body.cap_seq, ttl_seq=body.ttl_seq)
             topic.config = body.config
-            topic.ceiling = max(topic.ceiling, body.ceiling)
+            topic.ceiling = body.ceiling
         topic = self._topics[frame.topic_id]
         if body.pipe is None:
             topic.pipe = None

@@ -12,12 +12,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from topics import limits
 from topics.errors import CorruptData
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
 from topics.walshard.copies import Copies, Pipe
 from topics.walshard.idempotency import IdempotencyKeys, Remembered
+from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row, RowList
 from topics.walshard.segments import Segment
 from topics.walshard.tags import TagIndex
@@ -103,7 +105,9 @@ class Topic:
         self.unread: Row | None = None  # what retention could not read ...
         self.unread_ms = 0  # ... and when it tried
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
-        self.sure_ceiling = ceiling  # ... and what was promised before it: above that an answer waits for the sync
+        self.sure_ceiling = 0  # ... and what is sure before that is synced: above it an answer waits for the sync
+        self.ceiling_margin = limits.SEQ_RESERVE // 2  # with less than this left the next promise is made
+        self.reserve: Reserve | None = None  # None: it has made none but that of its creation
         self._encoded: bytes | None = None
 
     # --- what is true now ---
@@ -339,7 +343,7 @@ class Topic:
             config=self.config,
             created_ms=self.created_ms,
             head_seq=self.head_seq,
-            ceiling=self.ceiling,
+            ceiling=max(self.ceiling, self.head_seq),  # fsync and memory make no promises
             floor=self.earliest_seq,
             evict_floor=self.evict_floor,
             cap_seq=self.cap_seq,
