@@ -82,6 +82,21 @@ def pack_joined(
     )
 
 
+def pack_pieces(
+    data: Sequence[bytes],
+    *,
+    tags: Sequence[str | None] | None,
+    nodes: str | Sequence[str | None] | None,
+    metas: Sequence[bytes],
+) -> list[bytes]:
+    """The same body in pieces, for one that is too large to be joined in one go. `data` are pieces of the joined
+    values, `metas` pieces of the JSON of that column."""
+    tags_json = _encode(tags) if tags is not None else b""
+    nodes_json = _encode(nodes) if nodes is not None else b""
+    lengths = _LENGTHS.pack(0, len(tags_json), len(nodes_json), sum(map(len, metas)))
+    return [lengths, tags_json, nodes_json, *metas, *data]
+
+
 def _join(times: bytes, tags: bytes, nodes: bytes, metas: bytes, data: bytes) -> bytes:
     lengths = _LENGTHS.pack(len(times), len(tags), len(nodes), len(metas))
     return b"".join((lengths, times, tags, nodes, metas, data))

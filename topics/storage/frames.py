@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from topics.errors import CorruptData, FormatError
 from topics.storage.format import (
@@ -124,6 +124,27 @@ def encode_batch(
     header = _pack_header(salt, body_len, FrameType.APPEND, 0, key_len, count, topic_id, first_seq, ts, lsn, synced)
     frame = header + key + body + _PADDING[-(key_len + body_len) & 7]
     return frame + _pack_checksum(xxh3_64_intdigest(frame))
+
+
+def encode_around(
+    salt: int,
+    topic_id: int,
+    first_seq: int,
+    count: int,
+    ts: int,
+    lsn: int,
+    synced: int,
+    body: memoryview,
+    key: bytes,
+) -> tuple[bytes, bytes]:
+    """What stands before and behind the body of an append's frame, for a body that is too large to be copied."""
+    key_len, body_len = len(key), len(body)
+    header = _pack_header(salt, body_len, FrameType.APPEND, 0, key_len, count, topic_id, first_seq, ts, lsn, synced)
+    before, padding = header + key, _PADDING[-(key_len + body_len) & 7]
+    checksum = xxh3_64(before)
+    checksum.update(body)
+    checksum.update(padding)
+    return before, padding + _pack_checksum(checksum.intdigest())
 
 
 def decode_frame(data: Readable, offset: int, *, salt: int) -> Frame | None:
