@@ -103,10 +103,10 @@ class PowerDisk(QuickDisk):
     def cut_power(self, folder: Path, survives: Callable[[], bool]) -> None:
         POWER_CUTS.add()
         lost = False
-        for temporary, path in self.unnamed:  # the file system keeps their order
+        for temporary, named in self.unnamed:  # the file system keeps their order
             lost = lost or not survives()
             if lost:
-                os.replace(path, temporary)
+                os.replace(named, temporary)
         for path in folder.rglob("*"):
             if path.is_file():
                 for offset, old in reversed(self.unsynced.get(path.stat().st_ino, [])):

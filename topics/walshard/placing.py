@@ -5,8 +5,8 @@ start removes it. What depends on what others do meanwhile (seqs, the lsn, and w
 written on the loop when the append's turn has come, and then the file gets its name: from that moment the frame counts,
 whole. It is the first frame of the file, and the log goes on behind it.
 
-Frames that have to come before it, because it makes its topic or needs more seqs, are written to the current file first.
-A crash right behind that leaves a topic without records, as a torn write could: nothing was answered.
+Frames that have to come before it, because it makes its topic or needs more seqs, are written to the current file
+first. A crash right behind that leaves a topic without records, as a torn write could: nothing was answered.
 
 While the body is written the log goes on in the current file. If that is full and another one follows it, the placed
 file has to be numbered anew.
