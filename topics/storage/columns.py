@@ -61,6 +61,7 @@ def pack(
 
 
 PLAIN = _LENGTHS.pack(0, 0, 0, 0)  # the start of a body with nothing but data
+NO_TIMES = bytes(4)  # the start of a body of one batch
 
 
 def pack_joined(
@@ -222,6 +223,19 @@ class Columns:
     def timeless(self) -> bytes:
         """The whole body without its times."""
         return _join(b"", self._tags, self._nodes, self._metas, self._data)
+
+
+def measure(body: bytes, *, count: int) -> tuple[int, bool]:
+    """What the records of a body count for, and whether it has tags, without a copy of the data. The body has no times:
+    it is one batch."""
+    times, tags, nodes, metas = _LENGTHS.unpack_from(body)
+    at = _LENGTHS.size + times + tags + nodes
+    if times or at + metas > len(body):
+        raise CorruptData("not the columns of one batch")
+    size = len(body) - at - metas - (count - 1) + count * RECORD_OVERHEAD
+    if metas:
+        size += sum(len(meta) for meta in _raws(body[at : at + metas]) if meta is not None)
+    return size, bool(tags)
 
 
 def _raws(column: bytes) -> list[bytes | None]:

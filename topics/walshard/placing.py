@@ -23,7 +23,7 @@ import msgspec
 
 from topics import limits
 from topics.errors import DiskFull
-from topics.storage.format import FILE_HEADER_BYTES, FRAME_HEADER, frame_bytes
+from topics.storage.format import FILE_HEADER_BYTES, FRAME_HEADER, FrameType, frame_bytes
 from topics.storage.frames import WalHeader, encode_around
 from topics.storage.paths import numbered_name
 from topics.walshard.disk import Disk, kill_point
@@ -80,7 +80,7 @@ class Placing:
 
     def seal(self, *, topic_id: int, first_seq: int, count: int, ts: int, lsn: int, synced: int) -> None:
         self._before, self._behind = encode_around(
-            self.header.salt, topic_id, first_seq, count, ts, lsn, synced, self._body, self._key
+            FrameType.APPEND, self.header.salt, topic_id, first_seq, count, ts, lsn, synced, self._body, self._key
         )
 
     def publish(self) -> None:

@@ -14,7 +14,7 @@ import os
 from topics import limits
 from topics.errors import CorruptData, DiskFull
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
-from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame
+from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame, read_large_body
 from topics.storage.paths import numbered_name
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.placing import Placing
@@ -34,11 +34,21 @@ class WalFile:
         self._disk = disk
 
     def read_body(self, row: Row) -> bytes:
+        if row.length > limits.PLACED_BYTES:
+            body = read_large_body(
+                lambda length, at: self._disk.read(self.fd, length, row.offset + at), length=row.length, salt=self.salt
+            )
+            if body is None:
+                raise self._damaged(row)
+            return body
         data = self._disk.read(self.fd, row.length, row.offset)
         frame = decode_frame(data, 0, salt=self.header.salt)
         if frame is None:
-            raise CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
+            raise self._damaged(row)
         return frame.body
+
+    def _damaged(self, row: Row) -> CorruptData:
+        return CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
 
     def release(self, row: Row) -> None:
         self.pins -= 1
