@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -63,6 +64,10 @@ def loop_ms(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * _TICK_MS
 
 
+def _hear(source: IO[str], said: list[str]) -> None:
+    said.append(source.readline())
+
+
 PROBES: dict[str, Callable[[Client, str], int]] = {
     "health": lambda client, topic: client.get("/v0/health").status,
     "diff": lambda client, topic: client.send("POST", f"/v0/topics/{topic}/diff", {"limit": 1}).status,
@@ -89,7 +94,7 @@ def test_others_wait_for_50_ms_at_most(own: Server, probe: str, shard: int) -> N
             try:
                 for _ in range(ROUNDS):
                     said: list[str] = []
-                    heard = threading.Thread(target=lambda said=said: said.append(sender.stdout.readline()))
+                    heard = threading.Thread(target=_hear, args=(sender.stdout, said))
                     heard.start()
                     sender.stdin.write("\n")
                     sender.stdin.flush()
