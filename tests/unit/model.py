@@ -502,6 +502,7 @@ class Shard:
             self.mover.close()
             self.syncer.close()
             self.engine.fetcher.close()
+            self.engine.large.close()
             if self.relocator is not None:
                 self.relocator.close()
         self.disk.close_all()
@@ -569,6 +570,23 @@ class Shard:
 
     def append(self, topic: str, records: list[Record], **more: Any) -> messages.Appended:
         correlation = self.send_append(topic, records, **more)
+        self.settle()
+        answer: messages.Appended = self.answer(correlation)
+        return answer
+
+    def send_large(
+        self, topic: str, records: list[Record], *, key: str | None = None, config: TopicConfig | None = None
+    ) -> int:
+        """An append as a long message: its body is placed first, if it has more than PLACED_BYTES."""
+        body, size = batch_of(records)
+        correlation = next(self.correlations)
+        head = messages.Append(topic, len(records), size, None, config, key)
+        self.engine.large.take(bytearray(messages.pack(Op.APPEND, correlation, head, body)), self.answers)
+        return correlation
+
+    def append_large(self, topic: str, records: list[Record], **more: Any) -> messages.Appended:
+        correlation = self.send_large(topic, records, **more)
+        self.engine.large.wait()
         self.settle()
         answer: messages.Appended = self.answer(correlation)
         return answer

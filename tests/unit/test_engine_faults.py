@@ -73,6 +73,7 @@ class FaultyDisk(QuickDisk):
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 2_000)
+    monkeypatch.setattr(limits, "PLACED_BYTES", 1_000)
 
 
 @pytest.fixture
@@ -525,6 +526,12 @@ class DyingDisk(FaultyDisk):
     def truncate(self, path: str, size: int) -> None:
         self._die(lambda: QuickDisk.truncate(self, path, size))
 
+    def name(self, temporary: str, path: str) -> None:
+        self._die(lambda: QuickDisk.name(self, temporary, path))
+
+    def shorten(self, fd: int, end: int) -> None:
+        self._die(lambda: QuickDisk.shorten(self, fd, end))
+
     def unlink(self, path: str) -> None:
         self._die(lambda: QuickDisk.unlink(self, path))
 
@@ -560,6 +567,9 @@ def life() -> list[Step]:
         ("put b", lambda s: s.put("b", TopicConfig(cap_records=4))),
         ("flush b", lambda s: s.flush("b")),
         ("checkpoint again", lambda s: s.checkpoint()),
+        ("append a large", lambda s: s.append_large("a", long(9), key="l")),
+        ("put d", lambda s: s.put("d", TopicConfig(durability="memory"))),
+        ("append d large", lambda s: s.append_large("d", long(4))),
         ("append a more", lambda s: s.append("a", records(3, tag="z"), key="m")),
         ("delete a more", lambda s: s.delete("a", tag="z")),
         ("append c anew", lambda s: s.append("c", records(2))),

@@ -31,6 +31,7 @@ OTHER_BOOT = bytes(16)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
+    monkeypatch.setattr(limits, "PLACED_BYTES", 1_000)
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ class PowerDisk(QuickDisk):
 
     def __init__(self) -> None:
         self.unsynced: dict[int, list[tuple[int, bytes]]] = {}  # by inode: (offset, what was there before)
+        self.unnamed: list[tuple[str, str]] = []  # what a file was called before, and is called now
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         end = offset + len(data)
@@ -87,8 +89,24 @@ class PowerDisk(QuickDisk):
     def sync(self, fd: int) -> None:
         self.unsynced.pop(os.fstat(fd).st_ino, None)
 
+    def name(self, temporary: str, path: str) -> None:
+        super().name(temporary, path)
+        self.unnamed.append((temporary, path))
+
+    def sync_dir(self, path: str) -> None:
+        self.unnamed = [names for names in self.unnamed if os.path.dirname(names[1]) != path]
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        super().write_whole(path, data)
+        self.sync_dir(os.path.dirname(path))
+
     def cut_power(self, folder: Path, survives: Callable[[], bool]) -> None:
         POWER_CUTS.add()
+        lost = False
+        for temporary, named in self.unnamed:  # the file system keeps their order
+            lost = lost or not survives()
+            if lost:
+                os.replace(named, temporary)
         for path in folder.rglob("*"):
             if path.is_file():
                 for offset, old in reversed(self.unsynced.get(path.stat().st_ino, [])):
@@ -100,6 +118,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.sampled_from(["fsync", "disk", "memory", "ephemeral"]), st.integers(1, 12)),
         st.tuples(st.just("long"), st.sampled_from(["fsync", "disk", "memory"]), st.integers(1, 8)),
+        st.tuples(st.just("large"), st.sampled_from(["fsync", "disk", "memory"]), st.integers(1, 8)),
         st.tuples(st.just("delete"), st.sampled_from(["fsync", "disk"]), st.integers(0, 20)),
         st.tuples(st.sampled_from(["flush"]), st.sampled_from(["fsync", "disk", "memory"]), st.just(0)),
         st.tuples(st.sampled_from(["sync", "checkpoint"]), st.just(""), st.just(0)),
@@ -125,9 +144,10 @@ def test_a_power_cut_takes_nothing_that_was_promised(
     configured: dict[str, TopicConfig] = {}
     deleted = 0
     for at, (step, name, number) in enumerate(steps):
-        if step in ("append", "long"):
+        if step in ("append", "long", "large"):
             batch = records(number, tag="t") if step == "append" else long(number)
-            answer = shard.append(name, batch, key=f"key-{at}")
+            append = shard.append_large if step == "large" else shard.append
+            answer = append(name, batch, key=f"key-{at}")
             ts = shard.clock.now_ms()
             sent[name] += [Stored(answer.first_seq + at, ts, record) for at, record in enumerate(batch)]
             batches[name].append({answer.first_seq + at for at in range(len(batch))})
@@ -155,7 +175,7 @@ def test_a_power_cut_takes_nothing_that_was_promised(
     for name, config in configured.items():
         assert shard.report(name).config == config
     for at, (step, name, _) in enumerate(steps):
-        if step in ("append", "long") and name == "fsync":
+        if step in ("append", "long", "large") and name == "fsync":
             assert shard.append(name, records(1), key=f"key-{at}").deduped, "an acknowledged key was lost"
     for name in sent:
         found = shown(shard.everything(name))

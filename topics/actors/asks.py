@@ -62,7 +62,7 @@ class Asks:
 
     def has_sent_all(self, shard: int) -> bool:
         link = self._links[shard]
-        return link is None or not link.writer.outbox_bytes
+        return link is None or link.writer.sent_all
 
     def _open_link(self, shard: int) -> Link | None:
         return None if self._held[shard] else self._links[shard]

@@ -207,6 +207,26 @@ def resolve_append(
     """The same for what is decoded already; `size` is how many bytes it was."""
     records = given.records
     count = len(records)
+    key = check_batch(given, settings, key=key)
+    data = RECORD_SEPARATOR.join([record.data for record in records])
+    weight = len(data) - (count - 1) + count * RECORD_OVERHEAD
+    tags = nodes = metas = None
+    common = given.node
+    if any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
+        tags, nodes, metas, meta_bytes = side_columns(records, common, settings)
+        weight += meta_bytes
+    else:
+        nodes = common
+    if size > settings.max_record_bytes:
+        check_record_sizes(records, settings.max_record_bytes)
+    config = None if given.config is None else resolve_config(given.config, topic)
+    packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
+    return Append(topic, count, weight, given.create, config, key, given.disable_backpressure), packed
+
+
+def check_batch(given: AppendIn, settings: Settings, *, key: str | None) -> str | None:
+    """What can be checked without looking at the records; the idempotency key, which the body or a header gives."""
+    count = len(given.records)
     if count == 0:
         raise invalid("records must hold at least one record", field="records")
     if count > settings.max_batch_records:
@@ -215,22 +235,9 @@ def resolve_append(
         key = given.idempotency_key
     if key is not None and not 1 <= len(key) <= limits.MAX_KEY_CHARS:
         raise invalid(f"idempotency_key must have 1 to {limits.MAX_KEY_CHARS} characters", field="idempotency_key")
-    data = RECORD_SEPARATOR.join([record.data for record in records])
-    weight = len(data) - (count - 1) + count * RECORD_OVERHEAD
-    tags = nodes = metas = None
-    common = given.node
-    if common is not None:
-        _check_text(common, settings.max_node_bytes, "node")
-    if any([record.tag is not None or record.meta is not None or record.node is not None for record in records]):
-        tags, nodes, metas, meta_bytes = _side_columns(records, common, settings)
-        weight += meta_bytes
-    else:
-        nodes = common
-    if size > settings.max_record_bytes:
-        _check_record_sizes(records, settings.max_record_bytes)
-    config = None if given.config is None else resolve_config(given.config, topic)
-    packed = columns.pack_joined(data, tags=tags, nodes=nodes, metas=metas)
-    return Append(topic, count, weight, given.create, config, key, given.disable_backpressure), packed
+    if given.node is not None:
+        _check_text(given.node, settings.max_node_bytes, "node")
+    return key
 
 
 def batch_too_large(count: int, most: int) -> ApiError:
@@ -281,7 +288,7 @@ def plain_records(records: list[RecordIn], settings: Settings) -> tuple[int, int
     return count, len(data) - (count - 1) + count * RECORD_OVERHEAD, data
 
 
-def _side_columns(
+def side_columns(
     records: list[RecordIn], common: str | None, settings: Settings
 ) -> tuple[list[str | None] | None, str | list[str | None] | None, list[Raw | None] | None, int]:
     """Tags, nodes and metas of a batch that has any, checked; a column nobody uses is None."""
@@ -325,8 +332,8 @@ def _check_meta(meta: Raw, settings: Settings) -> int:
     return len(raw)
 
 
-def _check_record_sizes(records: list[RecordIn], most: int) -> None:
-    for at, record in enumerate(records):
+def check_record_sizes(records: list[RecordIn], most: int, *, first: int = 0) -> None:
+    for at, record in enumerate(records, first):
         size = len(record.data) + (len(record.meta) if record.meta is not None else 0)
         if size > most:
             raise ApiError(

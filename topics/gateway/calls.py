@@ -136,7 +136,7 @@ class Calls:
 
     def has_sent_all(self, shard: int) -> bool:
         link = self._links[shard]
-        return link is None or not link.writer.outbox_bytes
+        return link is None or link.writer.sent_all
 
     # --- asking ---
 
@@ -187,7 +187,12 @@ class Calls:
         correlation = id if id and id not in pending else self.new_id()
         deadline_ms = time.monotonic_ns() // 1_000_000 + self.timeout_ms + call.timeout_ms
         try:
-            link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
+            if call.pieces is None:
+                link.writer.send(messages.pack(call.op, correlation, call.head, call.body, deadline_ms=deadline_ms))
+            else:
+                head = messages.pack(call.op, correlation, call.head, deadline_ms=deadline_ms)
+                link.writer.send_long([head, *call.pieces])
+                call.pieces = []  # each is let go of when it is in the ring
         except RingFull:
             return 0
         pending[correlation] = _Asked(call, sink, deadline_ms)
@@ -203,7 +208,7 @@ class Calls:
         def refuse() -> None:
             self._end(sink, error_response(_down(self._name(call.shard))), id)
 
-        return self.holding.keep(call.shard, send=send, refuse=refuse, size=len(call.body), of=sink)
+        return self.holding.keep(call.shard, send=send, refuse=refuse, size=call.size, of=sink)
 
     def _keep_run(self, run: PlainRun) -> bool:
         def send(waited_us: int) -> bool:

@@ -49,11 +49,16 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
     op: Op
     head: Any
     body: bytes = b""
+    pieces: list[bytes] | None = None  # of a body that is too large to be joined; others may overtake it
     timeout_ms: int = 0  # beyond the usual one: a long poll's wait
     throttle_us: int = 0  # how long it was kept back
 
     def render(self, answer: Any, body: bytes | memoryview) -> Any:
         return answer
+
+    @property
+    def size(self) -> int:
+        return len(self.body) if self.pieces is None else sum(map(len, self.pieces))
 
 
 class Gather:

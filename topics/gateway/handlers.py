@@ -22,6 +22,7 @@ from topics.errors import ApiError, being_rebuilt, invalid
 from topics.gateway import bodies
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
 from topics.gateway.guard import check_config, may_configure, seen_config
+from topics.gateway.packing import Packing
 from topics.gateway.pressure import Pressure
 from topics.keys import Key
 from topics.settings import Settings
@@ -74,6 +75,18 @@ class Handlers:
     def append_given(self, request: Request, given: bodies.AppendIn, *, size: int) -> Outcome:
         """The same for a body that is decoded; `size` is how many bytes it was."""
         head, batch = bodies.resolve_append(given, request.name, self.settings, key=request.idempotency_key, size=size)
+        return self._append_call(request, head, batch, None)
+
+    def packing(self, request: Request, given: bodies.AppendIn) -> Packing:
+        """A large append is packed in slices; append_packed goes on from there."""
+        return Packing(given, request.name, self.settings, key=request.idempotency_key)
+
+    def append_packed(self, request: Request, packing: Packing) -> Outcome:
+        return self._append_call(request, packing.head, b"", packing.pieces)
+
+    def _append_call(
+        self, request: Request, head: messages.Append, batch: bytes, pieces: list[bytes] | None
+    ) -> Outcome:
         if head.config is not None:
             check_config(request.key, head.config)
             if not may_configure(request.key):
@@ -85,6 +98,7 @@ class Handlers:
             op=Op.APPEND,
             head=head,
             body=batch,
+            pieces=pieces,
             return_seqs=not request.query or flag(request, "return_seqs", True),
             started_ns=request.started_ns,
         )

@@ -1,8 +1,8 @@
 """A large append on its way from its body to its shard, in slices: read, checked and packed, sent.
 
-Each of the last two copies the records once, which takes some ten milliseconds for 64 MiB: others get their turn in
-between. If the connection closes, the rest is left undone: nothing was sent. The same if the key of the request ends
-meanwhile, which is looked at before every slice and before the last step; then it is answered 401.
+Others get their turn in between, and the last step only hands over what is packed: the ring takes it fragment by
+fragment (shm/long.py). If the connection closes, the rest is left undone: nothing was sent. The same if the key of the
+request ends meanwhile, which is looked at before every slice and before the last step; then it is answered 401.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Protocol
 from topics.errors import ApiError
 from topics.gateway.bodies import AppendIn
 from topics.gateway.calls import Calls
-from topics.gateway.exchange import Outcome, Request, Response, error_response
+from topics.gateway.exchange import Request, Response, error_response
 from topics.gateway.handlers import Handlers
 from topics.gateway.large import LargeBody
+from topics.gateway.packing import Packing
 
 
 class Asker(Protocol):
@@ -38,7 +39,7 @@ class LargeAppend:
         self.asker = asker
         self._request = request
         self._body: LargeBody[AppendIn] | None = body
-        self._outcome: Outcome | None = None
+        self._packing: Packing | None = None
 
     def step(self) -> bool:
         asker, body = self.asker, self._body
@@ -50,15 +51,17 @@ class LargeAppend:
             asker.let_go()
             asker.finish(error_response(refused))
             return True
-        if self._outcome is not None:
-            self._calls.submit(self._outcome, asker, asker.id)
-            return True
-        assert body is not None
         try:
-            if body.step():
-                self._body = None
-                asker.let_go()
-                self._outcome = self._handlers.append_given(self._request, body.given, size=body.size)
+            if self._packing is not None:
+                if self._packing.step():
+                    asker.let_go()
+                    self._calls.submit(self._handlers.append_packed(self._request, self._packing), asker, asker.id)
+                    return True
+            else:
+                assert body is not None
+                if body.step():
+                    self._packing = self._handlers.packing(self._request, body.given)
+                    self._body = None
         except ApiError as error:
             asker.let_go()
             asker.finish(error_response(error))

@@ -41,9 +41,10 @@ class Parking:
 
     def park(self, call: Call, sink: Sink, id: int) -> bool:
         """False: there is no room."""
-        if self._bytes + len(call.body) > limits.PARK_BYTES:
+        size = call.size
+        if self._bytes + size > limits.PARK_BYTES:
             return False
-        self._bytes += len(call.body)
+        self._bytes += size
         self._waiting.setdefault(call.shard, deque()).append(_Parked(call, sink, id, self._clock()))
         return True
 
@@ -54,11 +55,12 @@ class Parking:
             queue = self._waiting[shard]
             while queue and (not waits(shard) or now_ns - queue[0].since_ns >= _PARK_NS):
                 first = queue[0]
+                size = first.call.size
                 first.call.throttle_us = (now_ns - first.since_ns) // 1_000
                 if not send(first.call, first.sink, first.id):
                     break  # there is no room in the ring; it stays the first
                 queue.popleft()
-                self._bytes -= len(first.call.body)
+                self._bytes -= size
             if not queue:
                 del self._waiting[shard]
 

@@ -13,6 +13,7 @@ from topics.errors import ApiError, invalid
 from topics.gateway import bodies
 from topics.gateway.bodies import check_name, decode_json, unsigned
 from topics.gateway.frames import parse_composite
+from topics.gateway.packing import Packing
 from topics.settings import Settings
 
 
@@ -159,7 +160,14 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
         return bodies.plain_records(self.records, settings)
 
     def append(self, settings: Settings, *, size: int) -> tuple[Append, bytes]:
-        given = bodies.AppendIn(
+        return bodies.resolve_append(self._given(), self.topic, settings, key=None, size=size)
+
+    def packing(self, settings: Settings) -> Packing:
+        """The same in slices, for a large one."""
+        return Packing(self._given(), self.topic, settings, key=None)
+
+    def _given(self) -> bodies.AppendIn:
+        return bodies.AppendIn(
             records=self.records,
             node=self.node,
             idempotency_key=self.idempotency_key,
@@ -167,7 +175,6 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", kw_only=True):
             config=self.config,
             disable_backpressure=self.disable_backpressure,
         )
-        return bodies.resolve_append(given, self.topic, settings, key=None, size=size)
 
 
 class Ping(msgspec.Struct, tag_field="op", tag="ping", kw_only=True):

@@ -30,6 +30,7 @@ from topics.gateway.frames import Batch
 from topics.gateway.guard import check_names, check_scope, owner_of
 from topics.gateway.handlers import append_json
 from topics.gateway.large import DIRECT_BYTES, LargeBody
+from topics.gateway.packing import Packing
 from topics.gateway.plain import PlainRoute
 from topics.gateway.streams import Streams, is_slow
 from topics.gateway.subscriptions import (
@@ -45,6 +46,7 @@ from topics.gateway.subscriptions import (
 )
 from topics.gateway.watcher import Cursor, Outlet, Watcher
 from topics.keys import Key, Scope
+from topics.settings import Settings
 from topics.storage.config import owner_of_name
 
 _encode = msgspec.json.Encoder().encode
@@ -317,7 +319,7 @@ class Socket:
             self._reading = len(text)
             decode = partial(decode_publish, most=settings.control_body_bytes)
             self._streams.calls.slices.add(
-                _LargePublish(self, LargeBody(text, decode, settings, malformed="invalid_json"))
+                _LargePublish(self, LargeBody(text, decode, settings, malformed="invalid_json"), settings)
             )
             return
         try:
@@ -345,7 +347,7 @@ class Socket:
         check_scope(self.key, scope)
         check_names(self.key, topics)
 
-    def _publish(self, command: Publish, *, size: int) -> None:
+    def _publish(self, command: Publish, *, size: int, packing: Packing | None = None) -> None:
         check_name(command.topic)
         self._authorize(Scope.WRITE, [command.topic])
         if command.config is not None:
@@ -357,7 +359,7 @@ class Socket:
         if not command.disable_backpressure:
             self._streams.calls.pressure.check(shard)
         deadline_ms = self._streams.now_ns // 1_000_000 + settings.call_timeout_ms
-        plain = command.plain(settings, size=size)
+        plain = command.plain(settings, size=size) if packing is None else None
         entry = _Publishing(
             self,
             command.request_id,
@@ -372,20 +374,29 @@ class Socket:
             _, weight, data = plain
             self._streams.publish(PlainRoute(shard, topic, topic.encode(), command.return_seqs), entry, weight, data)
             return
-        head, batch = command.append(settings, size=size)
+        if packing is None:
+            head, batch = command.append(settings, size=size)
+            call = _AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch)
+        else:
+            # Others overtake a large one on its way: what came behind it waits until it is answered.
+            self._busy = entry.long = True
+            call = _AppendCall(shard=shard, op=Op.APPEND, head=packing.head, pieces=packing.pieces)
         self._in_flight += 1
         self._streams.send_runs()  # what came before takes effect before
-        call = _AppendCall(shard=shard, op=Op.APPEND, head=head, body=batch)
         entry.call = call
         self._streams.calls.ask(call, entry, waits=True)
 
-    def published(self) -> None:
+    def published(self, *, long: bool = False) -> None:
         self._in_flight -= 1
+        if long:
+            self._busy = False
         if self._parting is not None:
             if not self._in_flight:
                 self._close(*self._parting)
         elif self._paused and self._in_flight <= limits.MAX_PIPELINED // 2:
             self._watch_pace()
+        if long and not self._over:
+            self._go_on()
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         names = command.names()
@@ -440,8 +451,8 @@ class Socket:
             self._tell_response(request_id, value)
         self._go_on()
 
-    def read_publish(self, body: LargeBody[Publish], error: ApiError | None) -> None:
-        """A large publish is decoded, or refused."""
+    def read_publish(self, body: LargeBody[Publish], packing: Packing | None, error: ApiError | None) -> None:
+        """A large publish is decoded and packed, or refused."""
         self._busy = False
         self._reading = 0
         if self._over:
@@ -449,7 +460,7 @@ class Socket:
         try:
             if error is not None:
                 raise error
-            self._obey(body.given, size=body.size)
+            self._publish(body.given, size=body.size, packing=packing)
         except ApiError as refused:
             self._tell_error(request_id_of(body.fields), refused)
         self._go_on()
@@ -524,6 +535,7 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
     deadline_ms: int
     id: int = 0
     call: Any = None  # if it is no plain one
+    long: bool = False  # what came behind it waits for it
 
     def take(self, message: bytes) -> None:
         try:
@@ -539,13 +551,13 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
         throttle_us = 0 if self.call is None else self.call.throttle_us
         answer = append_json(self.topic, fields, self.return_seqs, spent_us, throttle_us)
         self.socket.acknowledge(self.request_id, answer)
-        self.socket.published()
+        self.socket.published(long=self.long)
 
     def finish(self, value: Any) -> None:
         """The answer of an append with options, or why there is none."""
         if isinstance(value, Response):
             self.socket.refused(self.request_id, value)
-            self.socket.published()
+            self.socket.published(long=self.long)
         else:
             self.take_fields(value)
 
@@ -554,11 +566,13 @@ class _Publishing(msgspec.Struct, gc=False, eq=False):
 
 
 class _LargePublish:
-    """Decoded in slices (large.py)."""
+    """Decoded (large.py) and packed (packing.py) in slices."""
 
-    def __init__(self, socket: Socket, body: LargeBody[Publish]) -> None:
+    def __init__(self, socket: Socket, body: LargeBody[Publish], settings: Settings) -> None:
         self.asker = self._socket = socket
         self._body = body
+        self._settings = settings
+        self._packing: Packing | None = None
 
     def step(self) -> bool:
         if self._socket.over:
@@ -566,11 +580,15 @@ class _LargePublish:
             return True
         error = None
         try:
-            if not self._body.step():
+            if self._packing is None:
+                if self._body.step():
+                    self._packing = self._body.given.packing(self._settings)
+                return False
+            if not self._packing.step():
                 return False
         except ApiError as refused:
             error = refused
-        self._socket.read_publish(self._body, error)
+        self._socket.read_publish(self._body, self._packing, error)
         return True
 
     def drop(self) -> None:

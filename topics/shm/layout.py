@@ -47,6 +47,8 @@ LAST = 2
 WHOLE = FIRST | LAST
 PAD = 4
 BATCH = 8  # several messages: their number and lengths as u32, then the messages
+LONG = 16  # with FIRST and LAST: a fragment of a long message, with other frames between it and the next one
+LONG_FRAGMENTS = 4  # of long messages, in the ring at a time
 
 CHECK_SALT = 0x9E3779B97F4A7C15
 CHECK_MASK = 2**64 - 1
@@ -73,6 +75,11 @@ def link_bytes(ring_bytes: int) -> int:
 def max_payload(capacity: int) -> int:
     """A larger message is cut into fragments, so that one never needs the ring to be empty."""
     return capacity // 4
+
+
+def long_payload(capacity: int) -> int:
+    """A fragment of a long message. LONG_FRAGMENTS of them take a quarter of the ring: the rest is the others'."""
+    return capacity // 4 // LONG_FRAGMENTS - ALIGN
 
 
 def require_supported_machine() -> None:

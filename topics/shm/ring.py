@@ -5,6 +5,10 @@ they fit; the consumer copies frames out, then publishes the head once per drain
 fit waits in the producer's outbox. A message longer than a quarter of the ring travels in fragments and arrives
 whole. A frame that fails its checks is never delivered: the reader raises RingPoisoned and the link is abandoned.
 
+Messages keep their order, but for those sent with send_long: of these only some fragments are in the ring at a time,
+and whatever is sent meanwhile overtakes them. So a message of many megabytes neither fills the ring nor keeps those
+behind it waiting, and no flush or drain copies more of it than these fragments.
+
 A crash of either side leaves the region as it is; the supervisor makes a new one with the next generation.
 """
 
@@ -13,12 +17,26 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
 from topics.errors import RingFull, RingPoisoned
 from topics.shm import layout
-from topics.shm.layout import BATCH, CHECK_MASK, CHECK_SALT, FIRST, FRAME_HEADER, HEADER_BYTES, LAST, PAD, WHOLE
+from topics.shm.layout import (
+    BATCH,
+    CHECK_MASK,
+    CHECK_SALT,
+    FIRST,
+    FRAME_HEADER,
+    HEADER_BYTES,
+    LAST,
+    LONG,
+    LONG_FRAGMENTS,
+    PAD,
+    WHOLE,
+)
+from topics.shm.long import LongInput, LongOutput
 
 _fence = threading.Lock()
 _HEADER = FRAME_HEADER.size
@@ -70,6 +88,10 @@ class RingWriter(_Ring):
         self._outbox: deque[bytes] = deque()
         self._sent = 0  # how much of the first message of the outbox is already in the ring
         self.outbox_bytes = 0
+        self._long: deque[LongOutput] = deque()
+        self._long_ends: deque[int] = deque()  # where fragments end that may still be in the ring
+        self._long_payload = layout.long_payload(self.capacity)
+        self.long_bytes = 0  # of long messages that are not in the ring yet
 
     def send(self, message: bytes) -> None:
         """Queue a message for the next flush; raises RingFull while the outbox holds a ring's worth."""
@@ -83,10 +105,23 @@ class RingWriter(_Ring):
         self._outbox.append(message)
         self.outbox_bytes += len(message)
 
+    def send_long(self, parts: Sequence[bytes]) -> None:
+        """Queue a message that others may overtake, given in parts; raises RingFull while a ring's worth waits."""
+        if self.long_bytes > self.capacity:
+            raise RingFull("another long message is on its way")
+        message = LongOutput(parts)
+        self._long.append(message)
+        self.long_bytes += message.left
+
+    @property
+    def sent_all(self) -> bool:
+        """Everything that was sent is in the ring."""
+        return not self._outbox and not self._long
+
     def flush(self) -> int:
         """Move what fits from the outbox into the ring; returns the number of frames published."""
         if not self._outbox:
-            return 0
+            return self._flush_long() if self._long else 0
         frames = self._fill()
         if self._outbox:
             # Ask for a wake-up, then look again: the consumer may have made room in between.
@@ -94,12 +129,23 @@ class RingWriter(_Ring):
             with _fence:
                 pass
             frames += self._fill()  # the wish stays even if all went in: wake_after may have made it too
+        if self._long and not self._outbox:
+            frames += self._flush_long()
+        return frames
+
+    def _flush_long(self) -> int:
+        frames = self._fill_long()
+        if self._long:
+            self._words[layout.WORD_WANTS] = 1
+            with _fence:
+                pass
+            frames += self._fill_long()
         return frames
 
     @property
     def room_was_made(self) -> bool:
         """Something waits in the outbox and the consumer has drained since: worth another flush."""
-        return bool(self._outbox) and not self._words[layout.WORD_WANTS]
+        return (bool(self._outbox) or bool(self._long)) and not self._words[layout.WORD_WANTS]
 
     @property
     def position(self) -> int:
@@ -153,6 +199,28 @@ class RingWriter(_Ring):
         self._publish()
         return frames
 
+    def _fill_long(self) -> int:
+        ends, head, frames = self._long_ends, self._words[layout.WORD_HEAD], 0
+        while ends and ends[0] <= head:
+            ends.popleft()
+        while self._long and len(ends) < LONG_FRAGMENTS:
+            message = self._long[0]
+            length = min(message.left, self._long_payload)
+            if not self._reserve(length):
+                break
+            flags = LONG if message.begun else LONG | FIRST
+            fragment = message.take(length)
+            if not message.left:
+                flags |= LAST
+                self._long.popleft()
+                self._messages += 1
+            self._put(fragment, flags)
+            ends.append(self._tail)
+            self.long_bytes -= length
+            frames += 1
+        self._publish()
+        return frames
+
     def _reserve(self, length: int) -> bool:
         """See that a frame of this payload can be put at the tail; pads to the end of the ring if it must."""
         span = (length + _HEADER + 15) & -16
@@ -189,7 +257,8 @@ class RingWriter(_Ring):
 
     def statistics(self) -> RingStatistics:
         used = self._tail - self._words[layout.WORD_HEAD]
-        return RingStatistics(self.capacity, used, self.outbox_bytes, self._messages, self._high_water)
+        waiting = self.outbox_bytes + self.long_bytes
+        return RingStatistics(self.capacity, used, waiting, self._messages, self._high_water)
 
 
 class RingReader(_Ring):
@@ -199,6 +268,7 @@ class RingReader(_Ring):
         self._fragments: list[bytes] = []
         self._fragment_bytes = 0
         self._max_message = max_message
+        self.long = LongInput(max_message)  # drain() fills it
         self.made_room = False  # the producer waits for room and wants its bell rung
         self.high_water = 0  # the most bytes that were there to be taken
 
@@ -245,6 +315,8 @@ class RingReader(_Ring):
                     messages.append(payload)
                 else:
                     self._split(head, payload, messages)
+            elif flags & LONG:
+                self.long.add(head, flags ^ LONG, data[begin : begin + length])
             elif flags != PAD:
                 self._join(head, flags, data[begin : begin + length].tobytes(), messages)
             head += span

@@ -61,6 +61,7 @@ def pack(
 
 
 PLAIN = _LENGTHS.pack(0, 0, 0, 0)  # the start of a body with nothing but data
+NO_TIMES = bytes(4)  # the start of a body of one batch
 
 
 def pack_joined(
@@ -80,6 +81,21 @@ def pack_joined(
         _encode(metas) if metas is not None else b"",
         data,
     )
+
+
+def pack_pieces(
+    data: Sequence[bytes],
+    *,
+    tags: Sequence[str | None] | None,
+    nodes: str | Sequence[str | None] | None,
+    metas: Sequence[bytes],
+) -> list[bytes]:
+    """The same body in pieces, for one that is too large to be joined in one go. `data` are pieces of the joined
+    values, `metas` pieces of the JSON of that column."""
+    tags_json = _encode(tags) if tags is not None else b""
+    nodes_json = _encode(nodes) if nodes is not None else b""
+    lengths = _LENGTHS.pack(0, len(tags_json), len(nodes_json), sum(map(len, metas)))
+    return [lengths, tags_json, nodes_json, *metas, *data]
 
 
 def _join(times: bytes, tags: bytes, nodes: bytes, metas: bytes, data: bytes) -> bytes:
@@ -207,6 +223,19 @@ class Columns:
     def timeless(self) -> bytes:
         """The whole body without its times."""
         return _join(b"", self._tags, self._nodes, self._metas, self._data)
+
+
+def measure(body: bytes, *, count: int) -> tuple[int, bool]:
+    """What the records of a body count for, and whether it has tags, without a copy of the data. The body has no times:
+    it is one batch."""
+    times, tags, nodes, metas = _LENGTHS.unpack_from(body)
+    at = _LENGTHS.size + times + tags + nodes
+    if times or at + metas > len(body):
+        raise CorruptData("not the columns of one batch")
+    size = len(body) - at - metas - (count - 1) + count * RECORD_OVERHEAD
+    if metas:
+        size += sum(len(meta) for meta in _raws(body[at : at + metas]) if meta is not None)
+    return size, bool(tags)
 
 
 def _raws(column: bytes) -> list[bytes | None]:

@@ -7,11 +7,11 @@ that is the end, a torn tail or corruption is recovery.py's decision.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from topics.errors import CorruptData, FormatError
 from topics.storage.format import (
@@ -124,6 +124,44 @@ def encode_batch(
     header = _pack_header(salt, body_len, FrameType.APPEND, 0, key_len, count, topic_id, first_seq, ts, lsn, synced)
     frame = header + key + body + _PADDING[-(key_len + body_len) & 7]
     return frame + _pack_checksum(xxh3_64_intdigest(frame))
+
+
+def encode_around(
+    type: FrameType,
+    salt: int,
+    topic_id: int,
+    first_seq: int,
+    count: int,
+    ts: int,
+    lsn: int,
+    synced: int,
+    body: bytes | memoryview,
+    key: bytes,
+) -> tuple[bytes, bytes]:
+    """What stands before and behind the body of a frame, for a body that is too large to be copied."""
+    key_len, body_len = len(key), len(body)
+    header = _pack_header(salt, body_len, type, 0, key_len, count, topic_id, first_seq, ts, lsn, synced)
+    before, padding = header + key, _PADDING[-(key_len + body_len) & 7]
+    checksum = xxh3_64(before)
+    checksum.update(body)
+    checksum.update(padding)
+    return before, padding + _pack_checksum(checksum.intdigest())
+
+
+def read_large_body(read: Callable[[int, int], bytes], *, length: int, salt: int) -> bytes | None:
+    """The body of the frame of this length, or None if it does not pass its checks. `read(length, at)` gives bytes of
+    the frame. The body is read by itself: a slice of the frame would be a copy, and all threads wait for that."""
+    header = read(FRAME_HEADER.size, 0)
+    found, body_len, _, _, key_len, *_ = FRAME_HEADER.unpack(header)
+    if found != salt or frame_bytes(key_len=key_len, body_len=body_len) != length:
+        return None
+    at = FRAME_HEADER.size + key_len
+    body = read(body_len, at)
+    checksum = xxh3_64(header + read(key_len, FRAME_HEADER.size))
+    checksum.update(body)
+    behind = read(length - at - body_len, at + body_len)
+    checksum.update(behind[: -CHECKSUM.size])
+    return body if behind.endswith(_pack_checksum(checksum.intdigest())) else None
 
 
 def decode_frame(data: Readable, offset: int, *, salt: int) -> Frame | None:

@@ -30,7 +30,7 @@ from topics.storage.format import (
     block_bytes,
     check_version,
 )
-from topics.storage.frames import Frame, decode_frame, encode_frame
+from topics.storage.frames import Frame, decode_frame, encode_around, encode_frame
 
 TAGS_PER_PAGE = 64
 
@@ -108,8 +108,30 @@ def encode_block(
         synced=size,
         body=body,
     )
-    flags = flags or bytes(count)
-    return frame + flags + bytes(aligned(count) - count)
+    return frame + _flags(flags, count)
+
+
+def encode_block_around(
+    body: bytes,
+    *,
+    salt: int,
+    topic_id: int,
+    first_seq: int,
+    count: int,
+    first_ts: int,
+    last_ts: int,
+    size: int,
+    flags: bytes | None,
+) -> tuple[bytes, bytes]:
+    """The same for a body that is too large to be copied: what stands before and behind it."""
+    before, behind = encode_around(
+        FrameType.BLOCK, salt, topic_id, first_seq, count, first_ts, last_ts, size, body, b""
+    )
+    return before, behind + _flags(flags, count)
+
+
+def _flags(flags: bytes | None, count: int) -> bytes:
+    return (flags or bytes(count)) + bytes(aligned(count) - count)
 
 
 def block_entry(frame: Frame) -> BlockEntry:

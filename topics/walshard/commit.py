@@ -28,6 +28,7 @@ from topics.walshard import retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.copies import Copies
 from topics.walshard.disk import KILL_POINTS, kill_point
+from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
@@ -155,6 +156,37 @@ class Commit:
         if topic.pipe is not None:
             topic.pipe.direct = last
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
+
+    def stage_placed(
+        self,
+        topic: Topic,
+        request: messages.Append,
+        placing: Placing,
+        *,
+        created: bool,
+        ts: int,
+        reply_to: ReplyTo,
+        correlation: int,
+    ) -> None:
+        """The same for a large batch, whose body is in a file already. Nothing else may be staged before the next
+        write, which is the caller's next step, as it was to see that there is room for control frames."""
+        first, count, size = topic.next_seq, request.count, request.size
+        last = first + count - 1
+        if created:
+            self.stage_topic(topic, ts)
+        if last > topic.ceiling - topic.ceiling_margin and topic.config.durability == "disk":
+            self.stage_ceiling(topic, last, ts, count=count)
+        file, offset, lsn = self.wal.stage_placed(placing, topic.id, first, count, ts)
+        file.pins += 1
+        row = Row(first, count, ts, ts, size, file, offset, placing.length, count)
+        topic.next_seq = last + 1
+        topic.last_ts = ts
+        topic.pending_records += count
+        topic.pending_bytes += size
+        topic.totals.pending_bytes += size
+        if topic.pipe is not None:
+            topic.pipe.direct = last
+        self._staged.append(Written(topic, row, created, request.key, lsn, reply_to, correlation))
 
     def stage_copy(
         self, topic: Topic, *, count: int, size: int, body: bytes, ts: int, copies: Copies, reply_to: ReplyTo
@@ -414,7 +446,9 @@ class Commit:
     def sync_now(self) -> None:
         self.sync_due_ns = None
         self.wal.syncing = [file for file in self.wal.files if file.last_lsn > self.wal.synced_lsn]
-        self.syncer.request([file.fd for file in self.wal.syncing], self.wal.written_lsn)
+        folder = self.wal.folder if self.wal.renamed else None
+        self.wal.renamed = False
+        self.syncer.request([file.fd for file in self.wal.syncing], self.wal.written_lsn, folder=folder)
 
     def wait_for_sync(self, reply_to: ReplyTo, build: Callable[[int], bytes]) -> None:
         """Answer when everything written so far is on the platter; build gets the microseconds waited."""

@@ -109,6 +109,16 @@ class Disk:
             if error.errno not in _FULL:
                 raise
 
+    def shorten(self, fd: int, end: int) -> None:
+        """Give back the space behind `end`: nothing will be written there."""
+        os.ftruncate(fd, end)
+
+    def name(self, temporary: str, path: str) -> None:
+        """Give a file that is written its name. Its entry is durable after the next sync_dir()."""
+        kill_point("rename")
+        os.replace(temporary, path)
+        kill_point("renamed")
+
     def sync(self, fd: int) -> None:
         kill_point("sync")
         os.fdatasync(fd)

@@ -31,7 +31,9 @@ from topics.walshard.copies import Copies
 from topics.walshard.fetcher import Away, Fetcher, need_sizes
 from topics.walshard.idempotency import Remembered
 from topics.walshard.jobs import Jobs
+from topics.walshard.large import LargeAppends
 from topics.walshard.pipes import Pipes
+from topics.walshard.placing import Placing
 from topics.walshard.polls import LongPolls
 from topics.walshard.quota import Quota
 from topics.walshard.sessions import Sessions
@@ -111,6 +113,9 @@ class Engine:
             check_room=self._check_room_for_topic,
             dropped=self._dropped,
             entropy=entropy,
+        )
+        self.large = LargeAppends(
+            topics=topics, commit=self.commit, append=self._take_large, is_late=lambda due: 0 < due < self._round_ms
         )
         self.kinds = self.catalogue.kinds
         self.listing = self.catalogue.listing
@@ -198,6 +203,7 @@ class Engine:
         """A link went down: nobody waits at its other end."""
         self.polls.cancel(reply_to)
         self.fetcher.forget(reply_to)
+        self.large.caller_gone(reply_to)
         self.tails.follower_gone(reply_to)
         self.sessions.gateway_gone(reply_to)
         self.jobs.caller_gone(reply_to)
@@ -215,6 +221,7 @@ class Engine:
         counts: tuple[int, ...] | None,
         reply_to: ReplyTo,
         correlation: int,
+        placing: Placing | None = None,
     ) -> None:
         """One or several appends without options. Several are one batch, unless each must be judged by itself."""
         requests = 1 if counts is None else len(counts)
@@ -227,7 +234,7 @@ class Engine:
                     self._plain(one, batch, None, reply_to, correlation + at)
                 return
         try:
-            answer = self._append(request, body, reply_to, correlation, requests)
+            answer = self._append(request, body, reply_to, correlation, requests, placing)
             if answer is not None:
                 reply_to.send_always(answer)
         except (ApiError, CorruptData, DiskFull, OSError) as error:
@@ -236,9 +243,21 @@ class Engine:
             for each in range(correlation, correlation + requests):
                 reply_to.send_always(messages.pack_failure(_APPEND, each, _as_api_error(error)))
 
+    def _take_large(
+        self, request: messages.Append, body: bytes, reply_to: ReplyTo, correlation: int, placing: Placing | None
+    ) -> None:
+        self._plain(request, body, None, reply_to, correlation, placing)
+
     def _append(
-        self, request: messages.Append, body: bytes, reply_to: ReplyTo, correlation: int, requests: int
+        self,
+        request: messages.Append,
+        body: bytes,
+        reply_to: ReplyTo,
+        correlation: int,
+        requests: int,
+        placing: Placing | None = None,
     ) -> bytes | None:
+        """With `placing` the body is in a file already."""
         now = self.clock.now_ms()
         topic = self.topics.get(request.topic)
         created = topic is None
@@ -262,6 +281,11 @@ class Engine:
         ts = now if now > topic.last_ts else topic.last_ts
         first = topic.next_seq
         try:
+            if placing is not None:
+                self.commit.stage_placed(
+                    topic, request, placing, created=created, ts=ts, reply_to=reply_to, correlation=correlation
+                )
+                return self._remember(topic, request, first, ts)
             self.commit.stage_batch(
                 topic,
                 request,
@@ -276,10 +300,13 @@ class Engine:
             if created:
                 self.catalogue.forget(topic)
             raise
+        return None if request.key is None else self._remember(topic, request, first, ts)
+
+    @staticmethod
+    def _remember(topic: Topic, request: messages.Append, first: int, ts: int) -> None:
         if request.key is not None:
             topic.keys.remember(request.key, Remembered(first, request.count, ts))
             topic.touched()
-        return None
 
     def _deduplicated(
         self, topic: Topic, key: str, found: Remembered, reply_to: ReplyTo, correlation: int

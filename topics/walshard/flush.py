@@ -7,15 +7,15 @@ a crash leaves them behind, and they are written again.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from topics import limits
 from topics.errors import DiskFull
 from topics.settings import Settings
-from topics.storage.columns import Columns, coalesce, coalesce_plain
+from topics.storage.columns import NO_TIMES, Columns, coalesce, coalesce_plain, measure
 from topics.storage.format import frame_bytes
 from topics.storage.paths import segment_name, topic_dir
-from topics.storage.segment import BlockEntry, SegmentHeader, encode_block
+from topics.storage.segment import BlockEntry, SegmentHeader, encode_block, encode_block_around
 from topics.walshard.copies import Copies
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.rows import Row
@@ -35,6 +35,17 @@ class Block(NamedTuple):
 class Moved(NamedTuple):
     block: Block
     entry: BlockEntry
+    flags: bytes | None
+
+
+class _Head(TypedDict):
+    salt: int
+    topic_id: int
+    first_seq: int
+    count: int
+    first_ts: int
+    last_ts: int
+    size: int
     flags: bytes | None
 
 
@@ -123,9 +134,11 @@ class Flush:
                 if not segment.records:
                     self._disk.write(fd, segment.header.encode(), 0)
                 for block in mine:
-                    data, entry, flags = _encode(topic, block, offset)
-                    self._disk.write(fd, data, offset)
-                    offset = entry.end
+                    pieces, entry, flags = _encode(topic, block, offset)
+                    for piece in pieces:
+                        self._disk.write(fd, piece, offset)
+                        offset += len(piece)
+                    assert offset == entry.end
                     entries.append(entry)
                     moved.append(Moved(block, entry, flags))
                 self._disk.sync(fd)
@@ -137,7 +150,9 @@ class Flush:
         return moved
 
 
-def _encode(topic: Topic, block: Block, offset: int) -> tuple[bytes, BlockEntry, bytes | None]:
+def _encode(topic: Topic, block: Block, offset: int) -> tuple[list[bytes], BlockEntry, bytes | None]:
+    """The bytes of a block. A large one is the body of one row: it is not copied, because while this thread does that
+    the loop has to wait."""
     rows = block.rows
     bodies = []
     for row in rows:
@@ -149,15 +164,15 @@ def _encode(topic: Topic, block: Block, offset: int) -> tuple[bytes, BlockEntry,
     if any(row.flags is not None for row in rows):
         flags = b"".join(bytes(row.flags or bytes(row.count)) for row in rows)
     times = [row.first_ts for row in rows]
-    merged = coalesce_plain(bodies, counts, times)
-    if merged is None:
-        merged = coalesce(
-            [Columns(body, count=count, ts=ts) for body, count, ts in zip(bodies, counts, times, strict=True)]
-        )
-    columns = Columns(merged, count=count, ts=times[0])
-    size = columns.size
-    data = encode_block(
-        merged,
+    large = len(rows) == 1 and len(bodies[0]) > limits.PLACED_BYTES and bodies[0].startswith(NO_TIMES)
+    if large:
+        merged = bodies[0]
+        size, tagged = measure(merged, count=count)
+    else:
+        merged = _merge(bodies, counts, times)
+        columns = Columns(merged, count=count, ts=times[0])
+        size, tagged = columns.size, columns.has_tags
+    head = _Head(
         salt=block.segment.header.salt,
         topic_id=topic.id,
         first_seq=rows[0].first,
@@ -167,6 +182,11 @@ def _encode(topic: Topic, block: Block, offset: int) -> tuple[bytes, BlockEntry,
         size=size,
         flags=flags,
     )
+    if large:
+        before, behind = encode_block_around(merged, **head)
+        pieces = [before, merged, behind]
+    else:
+        pieces = [encode_block(merged, **head)]
     entry = BlockEntry(
         first_seq=rows[0].first,
         count=count,
@@ -175,6 +195,15 @@ def _encode(topic: Topic, block: Block, offset: int) -> tuple[bytes, BlockEntry,
         first_ts=rows[0].first_ts,
         last_ts=rows[-1].last_ts,
         bytes=size,
-        tagged=columns.has_tags,
+        tagged=tagged,
     )
-    return data, entry, flags
+    return pieces, entry, flags
+
+
+def _merge(bodies: list[bytes], counts: list[int], times: list[int]) -> bytes:
+    merged = coalesce_plain(bodies, counts, times)
+    if merged is None:
+        merged = coalesce(
+            [Columns(body, count=count, ts=ts) for body, count, ts in zip(bodies, counts, times, strict=True)]
+        )
+    return merged

@@ -237,7 +237,7 @@ class Shard:
         )
         idle.register(self._syncer.event_fd)
         idle.register(mover.event_fd)
-        self._engine.fetcher.on_start = idle.register
+        self._engine.fetcher.on_start = self._engine.large.on_start = idle.register
         relocator = self._relocator
         if relocator is not None:
             idle.register(relocator.event_fd)
@@ -319,10 +319,17 @@ class Shard:
                     for message in taken:
                         engine.handle(message, writer)
                     handled += len(taken)
+                if link.reader.long.whole:
+                    for long in link.reader.long.take():
+                        engine.large.take(long, link.writer)
+                        handled += 1
             if handled - before < 2:
                 break
+        changed = engine.large.busy
+        if changed:
+            engine.large.collect()
         commit.write()
-        changed = handled > 0
+        changed = changed or handled > 0
         if self._syncer.busy and (outcome := self._syncer.take()) is not None:
             commit.synced(outcome)
             changed = True
@@ -359,6 +366,8 @@ class Shard:
         self._round(time.monotonic_ns())
         while any([not link.reader.empty() for link in self._links.values()]) and time.monotonic_ns() < until_ns:
             self._round(time.monotonic_ns())
+        self._engine.large.wait()
+        self._engine.commit.write()
         self._engine.polls.end(self._engine.refresh)
         self._engine.fetcher.wait()
         self._mover.wait()
@@ -379,6 +388,7 @@ class Shard:
         self._syncer.close()
         self._mover.close()
         self._engine.fetcher.close()
+        self._engine.large.close()
         if self._relocator is not None:
             self._relocator.close()
         self._context.log.info("stopped", lsn=self._engine.wal.written_lsn)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from topics.errors import DiskFull
 from topics.walshard.disk import Disk
 
 
@@ -44,17 +45,18 @@ class Synced(NamedTuple):
 class Syncer:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._requests: queue.SimpleQueue[tuple[list[int], int] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[list[int], int, str | None] | None] = queue.SimpleQueue()
         self._done: deque[Synced] = deque()
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.busy = False
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
         self._thread.start()
 
-    def request(self, fds: list[int], lsn: int) -> None:
-        """Sync these files; everything up to lsn is durable then. Only while not busy."""
+    def request(self, fds: list[int], lsn: int, *, folder: str | None = None) -> None:
+        """Sync these files, and the folder if one of them is new in it; everything up to lsn is durable then. Only
+        while not busy."""
         self.busy = True
-        self._requests.put((fds, lsn))
+        self._requests.put((fds, lsn, folder))
 
     def take(self) -> Synced | None:
         """The outcome of the running sync, if it has ended."""
@@ -77,13 +79,15 @@ class Syncer:
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
-            fds, lsn = request
+            fds, lsn, folder = request
             started = time.perf_counter_ns()
             error: BaseException | None = None
             try:
                 for fd in fds:
                     self._disk.sync(fd)
-            except OSError as failure:
+                if folder is not None:
+                    self._disk.sync_dir(folder)
+            except (DiskFull, OSError) as failure:
                 error = failure
             self._done.append(Synced(lsn, (time.perf_counter_ns() - started) // 1_000, error))
             os.eventfd_write(self.event_fd, 1)

@@ -1,9 +1,10 @@
 """The write-ahead log of a shard: preallocated files, frames staged in memory, one write per commit.
 
 Rules: frames get their lsn when staged; a commit writes all of them with one call or counts for nothing; what it
-did not write is forgotten and its lsns are used again. After a start the log goes on in a new file, so that nothing
-is ever written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row reads
-from it.
+did not write is forgotten and its lsns are used again. A large append's frame comes in a file of its own, which takes
+the place of the current one when the frame is committed (placing.py). After a start the log goes on in a new file, so
+that nothing is ever written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row
+reads from it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 from topics import limits
 from topics.errors import CorruptData, DiskFull
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
-from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame
+from topics.storage.frames import WalHeader, decode_frame, encode_batch, encode_frame, read_large_body
 from topics.storage.paths import numbered_name
 from topics.walshard.disk import Disk, kill_point
+from topics.walshard.placing import Placing
 from topics.walshard.rows import Row
 
 
@@ -32,11 +34,21 @@ class WalFile:
         self._disk = disk
 
     def read_body(self, row: Row) -> bytes:
+        if row.length > limits.PLACED_BYTES:
+            body = read_large_body(
+                lambda length, at: self._disk.read(self.fd, length, row.offset + at), length=row.length, salt=self.salt
+            )
+            if body is None:
+                raise self._damaged(row)
+            return body
         data = self._disk.read(self.fd, row.length, row.offset)
         frame = decode_frame(data, 0, salt=self.header.salt)
         if frame is None:
-            raise CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
+            raise self._damaged(row)
         return frame.body
+
+    def _damaged(self, row: Row) -> CorruptData:
+        return CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
 
     def release(self, row: Row) -> None:
         self.pins -= 1
@@ -61,7 +73,7 @@ class Wal:
         recovered: list[WalFile],
     ) -> None:
         self._disk = disk
-        self._folder = folder
+        self.folder = folder
         self._shard = shard
         self._layout = layout
         self._boot_id = boot_id
@@ -71,6 +83,8 @@ class Wal:
         self._staged: list[bytes] = []
         self._staged_bytes = 0
         self._staged_from = next_lsn
+        self._placed: Placing | None = None  # staged behind all the others
+        self.renamed = False  # a file has got its name, and the folder was not synced since
         self.older = recovered  # files before the current one, oldest first
         self.written_lsn = next_lsn - 1
         self.synced_lsn = next_lsn - 1  # recovery synced what it read
@@ -96,7 +110,7 @@ class Wal:
 
     @property
     def staged(self) -> bool:
-        return bool(self._staged)
+        return bool(self._staged) or self._placed is not None
 
     def stage(
         self,
@@ -140,8 +154,32 @@ class Wal:
         self._next_lsn = lsn + 1
         return offset, lsn
 
+    def place(self, body: memoryview, key: bytes) -> Placing:
+        """A file for a large append, yet to be written; only one at a time."""
+        header = self._header()
+        return Placing(self._disk, self.folder, header, key=key, body=body, room=self._file_bytes)
+
+    def file_no_of(self, placing: Placing) -> int | None:
+        """The number that the file must have, if it is another one than it has."""
+        return None if placing.header.file_no == self._next_file_no else self._next_file_no
+
+    def stage_placed(
+        self, placing: Placing, topic_id: int, first_seq: int, count: int, ts: int
+    ) -> tuple[WalFile, int, int]:
+        """Put it into the next commit, which has to be the next thing that is done: its file, offset and lsn."""
+        assert self.file_no_of(placing) is None
+        lsn = self._next_lsn
+        placing.seal(topic_id=topic_id, first_seq=first_seq, count=count, ts=ts, lsn=lsn, synced=self.synced_lsn)
+        self._placed = placing
+        self._next_lsn = lsn + 1
+        file = self._placed_file = WalFile(placing.path, placing.header, self._disk, fd=placing.fd, size=placing.size)
+        return file, file.end, lsn
+
     def write(self) -> None:
         """Write all staged frames. If it fails none of them counts, and the error goes up."""
+        if self._placed is not None:
+            self._write_placed(self._placed, self._placed_file)
+            return
         if not self._staged:
             return
         staged, size = self._staged, self._staged_bytes
@@ -162,7 +200,41 @@ class Wal:
         self._staged_bytes = 0
         self._staged_from = self._next_lsn
 
+    def _write_placed(self, placing: Placing, fresh: WalFile) -> None:
+        """What is staged before the large frame goes into the current file, and the log goes on behind that frame."""
+        staged, size, current = self._staged, self._staged_bytes, self.current
+        try:
+            if staged:
+                self._disk.write(current.fd, b"".join(staged), current.end)
+            placing.publish()
+        except BaseException:
+            self.discard()
+            placing.drop()
+            if staged:
+                self._disk.cut(current.fd, current.end, current.size)
+            raise
+        current.end += size
+        if staged:
+            current.last_lsn = self._next_lsn - 2
+        self._disk.shorten(current.fd, current.end)
+        current.size = current.end
+        self.older.append(current)
+        fresh.end += placing.length
+        fresh.last_lsn = self.written_lsn = self._next_lsn - 1
+        self.current = self._begin(fresh)
+        self.renamed = True
+        self._next_file_no += 1
+        self.rotations += 1
+        self.frames += len(staged) + 1
+        self.batches += 1
+        self.bytes_written += size + placing.length
+        self._placed = None
+        self._staged = []
+        self._staged_bytes = 0
+        self._staged_from = self._next_lsn
+
     def discard(self) -> None:
+        self._placed = None
         self.room += self._staged_bytes
         self._staged = []
         self._staged_bytes = 0
@@ -195,15 +267,19 @@ class Wal:
                 reserve //= 2
         return self._new_file(FILE_HEADER_BYTES + self._reserve, reserved=False)
 
-    def _new_file(self, size: int, *, reserved: bool = True) -> WalFile:
-        header = WalHeader(
+    def _header(self) -> WalHeader:
+        """Of the next file."""
+        return WalHeader(
             shard=self._shard,
             layout=self._layout,
             file_no=self._next_file_no,
             salt=int.from_bytes(os.urandom(4), "little") | 1,
             boot_id=self._boot_id,
         )
-        path = os.path.join(self._folder, numbered_name(self._layout, self._next_file_no, "wal"))
+
+    def _new_file(self, size: int, *, reserved: bool = True) -> WalFile:
+        header = self._header()
+        path = os.path.join(self.folder, numbered_name(self._layout, self._next_file_no, "wal"))
         fd = self._disk.create(path, size=size if reserved else 0)
         try:
             self._disk.write(fd, header.encode(), 0)

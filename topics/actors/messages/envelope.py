@@ -232,6 +232,14 @@ def unpack(message: bytes) -> Envelope:
     return Envelope(op, error, correlation, deadline_ms, message[ENVELOPE.size : at], message[at:])
 
 
+def unpack_long(message: bytearray) -> tuple[int, int, topics.Append, memoryview]:
+    """Correlation, deadline, head and body of a large append: without a copy of its body."""
+    _, _, _, head_len, correlation, deadline_ms = ENVELOPE.unpack_from(message)
+    at = ENVELOPE.size + head_len
+    view = memoryview(message)
+    return correlation, deadline_ms, decode_append(view[ENVELOPE.size : at]), view[at:]
+
+
 decode_append = msgspec.msgpack.Decoder(topics.Append).decode
 
 
