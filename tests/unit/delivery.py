@@ -306,6 +306,9 @@ class ShardProcess:
         for link in self.links.values():
             for message in link.drain():
                 engine.handle(message, link.writer)
+            for long in link.reader.long.take():
+                engine.large.take(long, link.writer)
+        engine.large.wait()
         engine.commit.write()
         if sync and self.shard.syncer.busy:
             engine.commit.synced(self.shard.syncer.wait())
