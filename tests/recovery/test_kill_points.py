@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from crash_oracle import Oracle, TopicLedger
+from crash_oracle import Fate, Oracle, TopicLedger
 from crash_server import EXHAUSTIVE, SMALL, Client, NoAnswer, Server, eventually
 
 from topics.shm.counters import State
@@ -192,3 +192,24 @@ def test_given_up_after_five_restarts_and_a_fresh_start_mends_it(serve: Start) -
     assert server.client().get("t-0").status == 503
     server.kill()
     oracle.check(serve(shards=2, env=SMALL))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_dying_with_the_body_of_a_large_append_in_place(serve: Start, durability: str) -> None:
+    """It was put into a file without a name: nothing of it took effect, and the next start removes the file."""
+    oracle = Oracle()
+    server = serve(shards=1, env={**SMALL, "TOPICS_KILL_POINT": "placed:2"})
+    client = server.client()
+    ledger = oracle.create(client, "large", durability)
+    ledger.append_plain(client, 10, key="whole", padding="x" * 900_000)
+    with contextlib.suppress(NoAnswer):
+        cut = ledger.append(client, [("x" * 900_000, None, None)] * 10, "cut")
+        assert cut.fate is not Fate.ACKED
+    eventually(server.deaths, what="a death")
+    server.kill()
+    assert list(server.data_dir.rglob("*.wal.tmp"))
+    oracle.restarted()
+    server = serve(shards=1, env=SMALL)
+    oracle.check(server)
+    oracle.check_keys(server)
+    assert not list(server.data_dir.rglob("*.wal.tmp"))
