@@ -181,7 +181,7 @@ def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
     load = Workload(oracle, server, topics, seed=1, workers=3)
     load.wait_done(100)
     children = children_of(server.pid)
-    assert len(children) == 5  # gateway, router, coordinator, two shards
+    assert len(children) == 6  # gateway, router, coordinator, two shards; the fork server
     os.kill(server.pid, signal.SIGKILL)
     server.popen.wait()
     eventually(lambda: all(map(gone, children)), what="the children gone")
