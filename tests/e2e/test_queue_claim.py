@@ -634,13 +634,16 @@ def test_ack_nack_and_extend_do_not_wait_for_a_window(api: Client) -> None:
     assert seqs_of(answer) == [2]
 
 
-def test_who_leaves_during_the_window_gets_nothing(api1: Client, connect: Callable[..., Wire]) -> None:
+@pytest.mark.parametrize("leave", [Wire.close, Wire.reset, Wire.half_close])
+def test_who_leaves_during_the_window_gets_nothing(
+    api1: Client, connect: Callable[..., Wire], leave: Callable[[Wire], None]
+) -> None:
     queue = make_queue(api1, claim_jitter_ms=1_500)
     queue.produce(1, 2, 3, 4)
     leaving = connect()
     leaving.send(request("POST", f"/v0/topics/{queue.name}/claim", b'{"node":"gone","max":10}'))
     leaving.assert_silent(0.3)
-    leaving.reset()
+    leave(leaving)
     answer = queue.claim(10, node="here")
     assert (seqs_of(answer), [job["deliveries"] for job in answer["claimed"]]) == ([1, 2, 3, 4], [1] * 4)
 

@@ -405,6 +405,11 @@ class Gateway:
         self.calls.abandon(sink)
         self.calls.flush()
 
+    def leave(self, sink: Sink) -> None:
+        """Its client sends no more."""
+        self.calls.leave(sink)
+        self.calls.flush()
+
     def work(self, topic: str, node: str, most: int = 1, lease_ms: int | None = None) -> Worker:
         head = messages.OpenWork(topic, node, most, lease_ms, 0)
         stream = WorkStream(self.streams, len(self.workers) + 1, head)
