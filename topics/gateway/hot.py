@@ -371,8 +371,8 @@ class HotLane:
         self.settle(connection)
 
     def _end_of_input(self, connection: Connection) -> None:
-        """The client sends no more. What it asked is still answered, but nothing waits on its behalf any more: most
-        clients that end their input have closed, and a half-close can't be told from that. Half a request is nothing."""
+        """The client sends no more: it has closed, most likely, and a half-close can't be told from that. What it
+        asked is still answered, but nothing waits on its behalf. Half a request is nothing."""
         if connection.stream is not None:
             connection.stream.received_end()
             return
