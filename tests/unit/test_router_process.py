@@ -252,9 +252,7 @@ def test_a_router_of_the_next_life_stays(tmp_path: Path, source: str, dest: str,
 
 @pytest.mark.parametrize("made_again", [True, False])
 @pytest.mark.parametrize("topic", ["s", "d"])
-def test_a_router_that_is_put_again_is_bound_to_the_topics_of_now(
-    tmp_path: Path, topic: str, made_again: bool
-) -> None:
+def test_a_router_that_is_put_again_is_bound_to_the_topics_of_now(tmp_path: Path, topic: str, made_again: bool) -> None:
     """The router process has not been told that the life before had ended; what a PUT has answered stays."""
 
     async def script(play: Play) -> None:

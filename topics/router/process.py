@@ -31,6 +31,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
 from topics.keys import seen
 from topics.router.forwarder import Forwarder, TopicGone
+from topics.router.mirror import HOME, Mirror
 from topics.router.rules import Rules
 from topics.router.source import Source
 from topics.router.store import RuleStore
@@ -70,6 +71,7 @@ class Router:
         self._asks = Asks(shards=context.shards)
         self._asks.on_unasked = self._unasked
         self._gateways: dict[str, Link] = {}
+        self._mirror = Mirror(ttl_ms=context.settings.session_ttl_ms, now_ms=lambda: time.monotonic_ns() // 1_000_000)
         self._sources: dict[int, Source] = {}  # by topic id
         self._forwarders: dict[tuple[str, str], Forwarder] = {}
         self._ended_records = 0
@@ -160,7 +162,12 @@ class Router:
 
     def _link_up(self, peer: str, link: Link) -> None:
         if peer.startswith("shard-"):
-            self._asks.link_up(int(peer.removeprefix("shard-")), link)
+            shard = int(peer.removeprefix("shard-"))
+            self._asks.link_up(shard, link)
+            if shard == HOME:
+                for session in self._mirror.told():
+                    link.writer.send_always(messages.pack(Op.RESTORE_SESSION, 0, session))
+                link.flush()
         else:
             self._gateways[peer] = link
 
@@ -208,6 +215,9 @@ class Router:
 
     def _unasked(self, shard: int, message: bytes) -> None:
         op = message[0]
+        if op == Op.KEEP_SESSION:
+            self._mirror.keep(messages.decode_answer(message)[0])
+            return
         _, correlation = messages.unpack_correlation(message)
         for source in self._sources.values():
             if source.shard == shard and source.correlation == correlation:
