@@ -448,7 +448,7 @@ def _down(peer: str) -> ApiError:
 def _unknown_outcome(peer: str) -> ApiError:
     advice = "A retry with the same idempotency key is safe"
     if peer == "queue":
-        advice = "Retry; jobs that were leased for it come back when their lease ends"
+        advice = "Retry; a claim with the same idempotency key gets its jobs, others come back when their lease ends"
     return ApiError(
         "shard_unavailable",
         f"{peer} went away before it answered: whether the request took effect is unknown. {advice}",
