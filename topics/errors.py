@@ -95,6 +95,11 @@ def being_rebuilt(topic: str) -> ApiError:
     )
 
 
+def client_left() -> ApiError:
+    """Seldom read: whoever ends its input has mostly closed the connection."""
+    return ApiError("request_timeout", "the client ended its input while this request waited; nothing was done")
+
+
 def lacks_scopes(names: list[str]) -> ApiError:
     return ApiError("forbidden", f"this key lacks the scope {' and '.join(names)}", {"scopes": names})
 

@@ -737,13 +737,30 @@ def test_a_half_closed_client_still_gets_its_answer(wire: Wire, topic: str) -> N
     wire.assert_closed()
 
 
-def test_a_half_closed_client_still_gets_a_slow_answer(wire: Wire, api1: Client, topic: str) -> None:
-    api1.put(topic, durability="fsync")
-    wire.send(request("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":20000}'))
+def test_a_half_closed_client_still_gets_answers_of_every_kind(wire: Wire, api1: Client, topic: str) -> None:
+    """Also of what could wait and need not."""
+    api1.put(topic, durability="fsync", type="queue")
+    api1.append(topic, "old")
+    claim = request("POST", f"/v0/topics/{topic}/claim", b'{"node":"w"}')
+    diff = request("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":25000}')
+    wire.send(claim + diff + append_request(topic, "2") + request("GET", f"/v0/topics/{topic}"))
     wire.half_close()
-    eventually(lambda: api1.state(topic, touch=False)["last_read_ts"] is not None)
-    api1.append(topic, "news")
-    assert wire.answer().data == ["news"]
+    assert wire.answer()["count"] == 1
+    assert wire.answer().data == ["old"]
+    assert wire.answer()["first_seq"] == 2
+    assert wire.answer()["type"] == "queue"
+    wire.assert_closed()
+
+
+def test_nothing_waits_for_a_client_that_sends_no_more(wire: Wire, api1: Client, topic: str) -> None:
+    """It may have closed: a poll is answered with what there is."""
+    api1.put(topic)
+    wire.send(request("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":25000}') * 2, append_request(topic))
+    wire.half_close()
+    first, second = wire.answer(), wire.answer()
+    assert (first.status, second.status) == (200, 200)
+    assert wire.answer()["first_seq"] == 1
+    assert first["performance"]["server_total_ms"] < 12_500
     wire.assert_closed()
 
 
@@ -769,8 +786,9 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body(server: Server, conn
     eventually(lambda: server.sockets_of("gateway-0") <= sockets, what="the connection's end")
 
 
+@pytest.mark.parametrize("leave", [Wire.close, Wire.reset], ids=["close", "reset"])
 def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(
-    server: Server, connect: Connect, api1: Client, topic: str
+    server: Server, connect: Connect, api1: Client, topic: str, leave: Callable[[Wire], None]
 ) -> None:
     sockets = server.sockets_of("gateway-0")
     api1.put(topic)
@@ -779,23 +797,9 @@ def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(
         wire.send(request("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":30000}'))
     eventually(lambda: api1.state(topic, touch=False)["last_read_ts"] is not None)
     for wire in wires:
-        wire.reset()
+        leave(wire)
     eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=15, what="the connections' end")
     assert api1.append(topic, 1)["seqs"] == [1]
-
-
-def test_a_client_that_closes_a_long_poll_is_forgotten_at_its_answer(
-    server: Server, connect: Connect, api1: Client, topic: str
-) -> None:
-    """A close looks like a half-close until something is sent; the poll's end finds out."""
-    sockets = server.sockets_of("gateway-0")
-    api1.put(topic)
-    wire = connect()
-    wire.send(request("POST", f"/v0/topics/{topic}/diff", b'{"wait_ms":30000}'))
-    eventually(lambda: api1.state(topic, touch=False)["last_read_ts"] is not None)
-    wire.close()
-    api1.append(topic, 1)
-    eventually(lambda: server.sockets_of("gateway-0") <= sockets, within_s=15, what="the connection's end")
 
 
 def test_an_append_whose_client_has_left_is_whole_or_absent(connect: Connect, api1: Client, topic: str) -> None:

@@ -28,7 +28,7 @@ from .queues import (
     together,
     workers,
 )
-from .server import Server, eventually
+from .server import Server, eventually, gone
 from .wire import Wire, request
 
 pytestmark = pytest.mark.e2e
@@ -634,13 +634,16 @@ def test_ack_nack_and_extend_do_not_wait_for_a_window(api: Client) -> None:
     assert seqs_of(answer) == [2]
 
 
-def test_who_leaves_during_the_window_gets_nothing(api1: Client, connect: Callable[..., Wire]) -> None:
+@pytest.mark.parametrize("leave", [Wire.close, Wire.reset, Wire.half_close])
+def test_who_leaves_during_the_window_gets_nothing(
+    api1: Client, connect: Callable[..., Wire], leave: Callable[[Wire], None]
+) -> None:
     queue = make_queue(api1, claim_jitter_ms=1_500)
     queue.produce(1, 2, 3, 4)
     leaving = connect()
     leaving.send(request("POST", f"/v0/topics/{queue.name}/claim", b'{"node":"gone","max":10}'))
     leaving.assert_silent(0.3)
-    leaving.reset()
+    leave(leaving)
     answer = queue.claim(10, node="here")
     assert (seqs_of(answer), [job["deliveries"] for job in answer["claimed"]]) == ([1, 2, 3, 4], [1] * 4)
 
@@ -673,3 +676,53 @@ def test_two_gateways_serve_one_queue(start_server: Callable[..., Server]) -> No
             with server.client() as other:
                 assert queue.by(other).ack(seqs_of(answer), node=f"w{number}")["acked"] == 5
         queue.assert_counters(0, 0)
+
+
+# --- claims that are sent again ----------------------------------------------------------------------
+
+
+def test_a_claim_with_a_key_can_be_sent_again(api: Client) -> None:
+    """In the body or as a header; the body wins."""
+    queue = make_queue(api)
+    queue.produce(1, 2, 3, 4, 5, 6)
+    path = f"/v0/topics/{queue.name}/claim"
+    first = api.send("POST", path, {"node": "w", "max": 2, "idempotency_key": "k"})
+    assert seqs_of(first) == [1, 2]
+    again = api.send("POST", path, {"node": "w", "max": 2}, headers={"Idempotency-Key": "k"})
+    assert (again["claimed"], again["count"], again["ready"]) == (first["claimed"], 2, 4)
+    both = {"node": "w", "max": 2, "idempotency_key": "other"}
+    assert seqs_of(api.send("POST", path, both, headers={"Idempotency-Key": "k"})) == [3, 4]
+    assert queue.ack([1], node="w")["acked"] == 1
+    assert api.send("POST", path, {"node": "w", "idempotency_key": "k"})["claimed"] == first["claimed"][1:]
+    queue.assert_counters(2, 3)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 257, 7])
+def test_keys_that_are_none(api: Client, key: object) -> None:
+    queue = make_queue(api)
+    answer = api.send("POST", f"/v0/topics/{queue.name}/claim", {"node": "w", "idempotency_key": key})
+    assert answer.refusal == (400, "invalid_request")
+
+
+@pytest.mark.full
+def test_a_claim_whose_answer_got_lost_is_made_up_for(start_server: Callable[..., Server]) -> None:
+    """Its client leaves at once, and the queue process dies: the next one knows whose the jobs are."""
+    server = start_server()
+    with server.client() as api:
+        queue = make_queue(api, leases_durable=True)
+        queue.produce(1, 2, 3)
+        queue.take(1, node="first")  # the queue is open: a claim does not wait
+        body = {"node": "w", "max": 1, "idempotency_key": "k"}
+        with Wire(server.port) as wire:
+            wire.send(request("POST", f"/v0/topics/{queue.name}/claim", json.dumps(body).encode()))
+        eventually(lambda: queue.counters().in_flight == 2, what="leases")
+        killed = server.signal_child("queue")
+        eventually(lambda: gone(killed))
+
+        def claimed() -> Any:
+            answer = api.send("POST", f"/v0/topics/{queue.name}/claim", body)
+            assert answer.status in (200, 503), answer
+            return answer if answer.status == 200 else None
+
+        assert seqs_of(eventually(claimed, what="the queue process")) == [2]
+        assert queue.ack([2], node="w")["acked"] == 1

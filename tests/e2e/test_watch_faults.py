@@ -1,4 +1,4 @@
-"""Processes that die while somebody watches: streams outlive shards, sessions outlive every single process.
+"""Processes that die while somebody watches: streams outlive shards, sessions outlive any two processes.
 
 Writers repeat what was not acknowledged with the same key, so what is in a topic is known: 0, 1, 2, ... each once.
 """
@@ -348,6 +348,30 @@ def test_a_session_outlives_its_home(hardy: Server, client: Client, watching: Wa
     taken = reopen(watching, open_one).wait_caught_up(*topics)
     assert [frame for frame in streams[2].rest() if frame.event == "record"] == []
     assert [taken.seqs(topic) for topic in topics] == [[], []]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_session_outlives_its_gateway_and_its_home(start_server: Start, together: bool) -> None:
+    """At the same time, or one after the other; whether it was opened or not."""
+    server = start_server(TOPICS_WAL_SHARDS=SHARDS)
+    with server.client() as client, Watching(server, "http1") as watching:
+        topic = topic_on(1)
+        client.put(topic)
+        append(client, topic, 0)
+        unopened, opened = watching.create([topic]), watching.create([topic])
+        stream = watching.open(opened).wait_caught_up(topic)
+        stream.close()
+        killed = [server.signal_child("gateway-0")]
+        if not together:
+            eventually(lambda: gone(killed[0]))
+            server.wait_ready()
+        killed.append(server.signal_child("shard-0"))
+        eventually(lambda: all(map(gone, killed)))
+    with server.client() as client, Watching(server, "http1") as watching:
+        assert reopen(watching, unopened).wait_records(topic, 1) == [0]
+        again = reopen(watching, opened, stream.last_id)
+        append(client, topic, 1)
+        assert again.wait_records(topic, 1) == [1]
 
 
 @pytest.mark.parametrize("lane", ["http1"])

@@ -380,8 +380,8 @@ class Gateway:
         self.calls.flush()
         return sink
 
-    def claim(self, topic: str, node: str, most: int = 1, lease_ms: int | None = None) -> Sink:
-        head = messages.Claim(topic, node, most, lease_ms)
+    def claim(self, topic: str, node: str, most: int = 1, lease_ms: int | None = None, *, key: str = "") -> Sink:
+        head = messages.Claim(topic, node, most, lease_ms, key)
         return self.ask(self.calls.queue, Op.CLAIM, head, wait_ms=5_000)
 
     def ack(self, topic: str, node: str, seqs: list[int], leases: list[int] | None = None) -> Sink:
@@ -403,6 +403,11 @@ class Gateway:
         """Its client left."""
         self._left.add(sink.correlation)
         self.calls.abandon(sink)
+        self.calls.flush()
+
+    def leave(self, sink: Sink) -> None:
+        """Its client sends no more."""
+        self.calls.leave(sink)
         self.calls.flush()
 
     def work(self, topic: str, node: str, most: int = 1, lease_ms: int | None = None) -> Worker:

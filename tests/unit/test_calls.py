@@ -349,6 +349,20 @@ def test_an_abandoned_long_poll_is_cancelled(calls: Calls, shards: list[Shard]) 
     assert len(calls) == 0
 
 
+def test_a_client_that_sends_no_more_ends_its_long_poll(calls: Calls, shards: list[Shard]) -> None:
+    sink, other = submit(calls, drop(0, timeout_ms=1_000)), submit(calls, drop(0))
+    asked, _ = shards[0].asked()
+    calls.leave(sink)
+    calls.leave(other)
+    calls.flush()
+    [end] = shards[0].asked()
+    assert (end.op, end.correlation) == (Op.END_POLL, asked.correlation)
+    shards[0].dropped(asked.correlation, True)
+    calls.drain()
+    assert len(sink.values) == 1
+    assert len(calls) == 1
+
+
 def test_an_abandoned_write_is_left_alone(calls: Calls, shards: list[Shard]) -> None:
     sink = submit(calls, drop(0))
     calls.abandon(sink)
@@ -762,6 +776,20 @@ def replaced(shards: list[Shard]) -> Any:
     yield calls, successor, states
     for fd in successor.fds:
         os.close(fd)
+
+
+def test_only_what_would_wait_anyway_ends_with_its_clients_input(replaced: Any, shards: list[Shard]) -> None:
+    calls, successor, _ = replaced
+    calls.hold(0)
+    calls.link_down(0)
+    poll, write = submit(calls, drop(0, timeout_ms=1_000)), submit(calls, drop(0))
+    calls.leave(poll)
+    calls.leave(write)
+    assert poll.error["code"] == "request_timeout"
+    calls.link_up(0, successor.gateway)
+    calls.release(time.monotonic_ns())
+    calls.flush()
+    assert [asked.op for asked in successor.asked()] == [Op.DROP_TOPIC]
 
 
 def test_what_comes_while_a_shard_is_replaced_waits_for_the_next(replaced: Any, shards: list[Shard]) -> None:

@@ -256,13 +256,19 @@ def test_only_what_a_page_shows_is_touched(handlers: Handlers) -> None:
     assert content(nothing.render([messages.TopicsListed([], False)] * 3))["topics"] == []
 
 
-def test_a_page_with_a_topic_that_is_being_rebuilt_is_none(handlers: Handlers) -> None:
-    half = messages.TopicRow("b", 0, 1, 0, 0, False, 0, rebuilding=True)
-    answers = [messages.TopicsListed([row("a")], False), messages.TopicsListed([half], False)]
-    with pytest.raises(ApiError) as refused:
-        listed(handlers, answers)
-    assert (refused.value.code, refused.value.detail) == ("shard_unavailable", {"topic": "b"})
-    assert [topic["topic"] for topic in listed(handlers, answers, page_size="1")["topics"]] == ["a"]
+def test_a_topic_that_is_being_rebuilt_says_so_in_its_row(handlers: Handlers) -> None:
+    """Nothing of what it has so far is shown; the others are. A queue is not counted."""
+    half = messages.TopicRow("b", 7, 3, 2, 99, True, 5, 77, rebuilding=True)
+    answers = [messages.TopicsListed([row("a"), row("c")], False), messages.TopicsListed([half], True)]
+    shown = listed(handlers, answers)
+    assert [topic["topic"] for topic in shown["topics"]] == ["a", "b", "c"]
+    assert [topic for topic in shown["topics"] if "error" in topic] == [shown["topics"][1]]
+    rebuilt = shown["topics"][1]
+    assert (rebuilt["error"]["code"], rebuilt["error"]["detail"]) == ("shard_unavailable", {"topic": "b"})
+    assert [rebuilt[name] for name in ("head_seq", "earliest_seq", "count", "bytes")] == [None] * 4
+    assert (rebuilt["durable"], rebuilt["effective_priority"]) == (True, 5)
+    assert "queue" not in rebuilt
+    assert shown["topics"][0]["count"] == 1
 
 
 def test_the_last_page_has_no_cursor(handlers: Handlers) -> None:

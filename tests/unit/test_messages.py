@@ -130,7 +130,7 @@ def test_every_operation_has_a_request_and_an_answer() -> None:
     unanswered = {Op.UNFOLLOW, Op.SAVE_CURSORS, Op.CLOSE_STREAM, Op.RESTORE_SESSION, Op.CLOSE_WORK, Op.WORK_SENT}
     unanswered |= {Op.LOG_LEASES}  # with an append's answer, if any
     unasked = {Op.TAIL, Op.TOPIC_GONE, Op.TAKE_STREAM, Op.HEAD_MOVED}
-    unasked |= {Op.QUEUE_CHANGED, Op.JOBS_REMOVED, Op.JOBS, Op.WORK_ENDED, Op.PACED}
+    unasked |= {Op.QUEUE_CHANGED, Op.JOBS_REMOVED, Op.JOBS, Op.WORK_ENDED, Op.PACED, Op.KEEP_SESSION}
     structs = set(Op) - {Op.CANCEL, Op.END_POLL, Op.APPEND_PLAIN}
     assert set(messages.REQUESTS) == structs - unasked
     assert set(messages.ANSWERS) | {Op.APPEND} == structs - unanswered

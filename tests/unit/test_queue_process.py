@@ -977,6 +977,40 @@ def test_who_leaves_a_cohort_gets_nothing(tmp_path: Path, when: str) -> None:
     play(tmp_path, script)
 
 
+@pytest.mark.parametrize("jitter_ms", [0, 500])
+@pytest.mark.parametrize("when", ["in the window", "in the pass", "while the queue is opened"])
+def test_a_claim_whose_client_sends_no_more_is_served_at_once_or_not_at_all(
+    tmp_path: Path, when: str, jitter_ms: int
+) -> None:
+    """A window is not waited for; without one its answer is on its way already."""
+
+    async def script(house: House) -> None:
+        house.make("q", 4, claim_jitter_ms=jitter_ms)
+        if when != "while the queue is opened":
+            house.gateway.claim("q", "nobody", 1, 100)
+            await house.pass_time(1_000)
+        house.hold()
+        leaver = house.gateway.claim("q", "a", 4)
+        await house.step((house.queue, "gateway-0"))
+        if when == "in the pass":
+            house.move_clock(600)
+            house.process.round()
+            assert house.shard.links["queue"].peek() == [Op.TAKE_JOBS]
+        house.gateway.leave(leaver)
+        await house.step((house.queue, "gateway-0"))
+        house.release()
+        await house.settle()
+        if jitter_ms:
+            assert leaver.error == "request_timeout"
+            await house.pass_time(1_000)
+            assert await house.counts("q") == (4, 0, 0)
+        else:
+            assert leaver.value.seqs == [1, 2, 3, 4]
+        await is_idle(house)
+
+    play(tmp_path, script)
+
+
 def test_streams_and_claims_share_a_pass(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         house.make("q", 0, claim_jitter_ms=200)

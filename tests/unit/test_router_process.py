@@ -250,6 +250,46 @@ def test_a_router_of_the_next_life_stays(tmp_path: Path, source: str, dest: str,
     on_stage(tmp_path, script)
 
 
+@pytest.mark.parametrize("made_again", [True, False])
+@pytest.mark.parametrize("topic", ["s", "d"])
+def test_a_router_that_is_put_again_is_bound_to_the_topics_of_now(tmp_path: Path, topic: str, made_again: bool) -> None:
+    """The router process has not been told that the life before had ended; what a PUT has answered stays."""
+
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.put("other", "s", "e")
+        await play.settle()
+        play.shard.drop(topic)
+        if made_again:
+            play.shard.put(topic, TopicConfig())
+        assert (await play.put("r", "s", "d")).created
+        dropped = await play.command(play.router._drop_of, messages.DropRoutersOf(topic))
+        assert dropped.routers == (["other", "r"] if topic == "s" else ["r"])
+        await play.settle()
+        assert play.routers == (["r"] if topic == "s" else ["other", "r"])
+        play.shard.append("s", numbers(1, 3))
+        await play.settle()
+        assert play.shard.data("d") == ints(1, 3)
+        again = await play.put("r", "s", "d")
+        assert not again.created
+
+    on_stage(tmp_path, script)
+
+
+@pytest.mark.parametrize("router", ["r", "q"])
+def test_a_topic_has_no_source_from_its_life_before(tmp_path: Path, router: str) -> None:
+    async def script(play: Play) -> None:
+        await play.put("r", "s", "d")
+        await play.settle()
+        play.shard.drop("d")
+        play.shard.put("d", TopicConfig())
+        assert (await play.put(router, "x", "d")).created
+        await play.settle()
+        assert play.routers == [router]
+
+    on_stage(tmp_path, script)
+
+
 def test_a_life_that_ended_while_nobody_was_told_is_made_up_for(tmp_path: Path) -> None:
     """The gateway died between the two steps, the source is idle, and a client deletes the topic once more."""
 

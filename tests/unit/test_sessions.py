@@ -14,6 +14,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
+from topics.router.mirror import Mirror
 from topics.settings import Settings
 from topics.walshard.sessions import Sessions
 
@@ -50,10 +51,10 @@ class Gateway:
 class Home:
     """The table, with its questions as methods."""
 
-    def __init__(self, *, gateways: int = 1, **settings: Any) -> None:
-        self.now_ms = 1_000_000
+    def __init__(self, *, gateways: int = 1, now_ms: int = 1_000_000, restarted: bool = False, **settings: Any) -> None:
+        self.now_ms = now_ms
         self.settings = Settings(session_ttl_ms=TTL_MS, gateways=gateways, **settings)
-        self.table = Sessions(self.settings, now_ms=lambda: self.now_ms)
+        self.table = Sessions(self.settings, now_ms=lambda: self.now_ms, restarted=restarted)
         self._correlation = 0
 
     def ask(self, op: Op, gateway: Gateway, request: Any) -> Any:
@@ -455,6 +456,135 @@ def test_a_gateway_that_restored_and_died_has_nothing_more_to_say(one: Gateway, 
     home.table.gateway_gone(one)
     home.restore(None, two)
     assert error_of(lambda: home.open("w", two)).code == "not_found"
+
+
+# --- the mirror ------------------------------------------------------------------------------------------
+
+
+class Router(Gateway):
+    """As much of the router process as keeps copies."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__("router")
+        self.home = home
+        self.mirror = Mirror(ttl_ms=TTL_MS, now_ms=lambda: self.home.now_ms)
+        self.introduce(home)
+
+    def introduce(self, home: Home) -> None:
+        """This home is there; it may be another than before."""
+        self.home = home
+        for session in list(self.mirror.told()):
+            assert home.ask(Op.RESTORE_SESSION, self, session) is None
+
+    def send_always(self, message: bytes) -> None:
+        assert message[0] == Op.KEEP_SESSION
+        self.mirror.keep(messages.decode_answer(message)[0])
+
+
+def next_home(router: Router) -> Home:
+    """Shard 0 has died, and so has every gateway that knew something."""
+    home = Home(now_ms=router.home.now_ms, restarted=True)
+    home.restore(None, Gateway("another"))
+    return home
+
+
+@pytest.mark.parametrize("router_came", ["before", "after"])
+def test_sessions_outlive_their_home_and_their_gateway(
+    home: Home, one: Gateway, two: Gateway, router_came: str
+) -> None:
+    router = Router(home) if router_came == "before" else None
+    home.create("unopened", one, cursors=[1])
+    home.create("closed", one, cursors=[2])
+    home.close(home.open("closed", one).stream, one, 5)
+    home.create("open", one, cursors=[3])
+    home.open("open", one)
+    router = router or Router(home)
+    home.now_ms += TTL_MS - 1
+    again = next_home(router)
+    assert error_of(lambda: again.open("closed", two)).code == "shard_unavailable", "the mirror has not spoken yet"
+    router.introduce(again)
+    found = {wid: again.open(wid, two) for wid in ("unopened", "closed", "open")}
+    assert {wid: (got.cursors, got.epoch, got.stale) for wid, got in found.items()} == {
+        "unopened": ([1], 1, False),
+        "closed": ([5], 2, False),
+        "open": ([3], 2, True),
+    }
+    assert found["closed"].definition == b"closed"
+    assert error_of(lambda: again.open("nothing", two)).code == "not_found"
+
+
+def test_a_copy_that_was_stale_is(home: Home, one: Gateway, two: Gateway) -> None:
+    router = Router(home)
+    home.create("w", one)
+    stream = home.open("w", one).stream
+    home.save(stream, one, 7)
+    home.table.gateway_gone(one)
+    again = next_home(router)
+    router.introduce(again)
+    opened = again.open("w", two)
+    assert (opened.cursors, opened.stale) == ([7], True)
+
+
+@pytest.mark.parametrize("first", ["mirror", "gateway"])
+@pytest.mark.parametrize("stream", [0, 77])
+def test_a_gateway_knows_more_than_a_copy(home: Home, one: Gateway, two: Gateway, first: str, stream: int) -> None:
+    router = Router(home)
+    home.create("w", one)
+    home.open("w", one)
+    again = next_home(router)
+    if first == "mirror":
+        router.introduce(again)
+    again.restore("w", one, 9, epoch=1, stream=stream)
+    if first == "gateway":
+        router.introduce(again)
+    if stream:
+        assert isinstance(again.open("w", two), int)
+        again.close(stream, one, 9)
+        [(_, opened)] = two.granted()
+    else:
+        opened = again.open("w", two)
+    assert (opened.cursors, opened.epoch, opened.stale) == ([9], 2, False)
+
+
+def test_a_copy_of_a_later_opening_counts(home: Home, one: Gateway, two: Gateway) -> None:
+    router = Router(home)
+    home.create("w", one)
+    home.close(home.open("w", two).stream, two, 4)
+    again = next_home(router)
+    again.restore("w", one, 0, epoch=0)
+    router.introduce(again)
+    assert again.open("w", one).cursors == [4]
+
+
+def test_copies_end_with_the_ttl(home: Home, one: Gateway) -> None:
+    router = Router(home)
+    home.create("w", one)
+    home.create("open", one)
+    home.open("open", one)
+    home.now_ms += TTL_MS
+    home.create("later", one)
+    assert len(router.mirror) == 2
+    again = next_home(router)
+    router.introduce(again)
+    assert error_of(lambda: again.open("w", one)).code == "not_found"
+    assert again.books() == (2, 0)
+
+
+def test_nothing_is_kept_for_a_mirror_that_has_gone(home: Home, one: Gateway) -> None:
+    router = Router(home)
+    home.table.gateway_gone(router)
+    home.create("w", one)
+    assert len(router.mirror) == 0
+    assert len(Router(home).mirror) == 1
+
+
+def test_nobody_waits_for_ever_for_the_mirror(one: Gateway) -> None:
+    home = Home(restarted=True)
+    home.restore(None, one)
+    home.now_ms += limits.RESTORE_WAIT_MS - 1
+    assert error_of(lambda: home.open("w", one)).code == "shard_unavailable"
+    home.now_ms += 1
+    assert error_of(lambda: home.open("w", one)).code == "not_found"
 
 
 def test_numbers_of_restored_streams_are_not_given_out_again(one: Gateway) -> None:

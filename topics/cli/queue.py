@@ -89,7 +89,7 @@ def ls(as_json: bool, url: str) -> None:
 
 async def _lines(client: Client) -> AsyncIterator[QueueLine]:
     async for row in client.topics():
-        if row.queue is None:
+        if row.queue is None and row.error is None:
             continue
         try:
             state = await client.state(row.topic)

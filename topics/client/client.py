@@ -91,8 +91,9 @@ class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
     """A topic in a listing."""
 
     topic: str
-    count: int
+    count: int | None  # None: it can't be read at the moment ...
     queue: QueueCounts | None = None
+    error: dict[str, Any] | None = None  # ... and why
 
 
 class _Deleted(msgspec.Struct, frozen=True, kw_only=True):

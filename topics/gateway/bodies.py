@@ -201,6 +201,11 @@ def decode_append(body: bytes | bytearray, topic: str, settings: Settings, *, ke
     return resolve_append(decode_json(append_decoder, body), topic, settings, key=key, size=len(body))
 
 
+def _check_key(key: str) -> None:
+    if not 1 <= len(key) <= limits.MAX_KEY_CHARS:
+        raise invalid(f"idempotency_key must have 1 to {limits.MAX_KEY_CHARS} characters", field="idempotency_key")
+
+
 def resolve_append(
     given: AppendIn, topic: str, settings: Settings, *, key: str | None, size: int
 ) -> tuple[Append, bytes]:
@@ -233,8 +238,8 @@ def check_batch(given: AppendIn, settings: Settings, *, key: str | None) -> str 
         raise batch_too_large(count, settings.max_batch_records)
     if given.idempotency_key is not None:
         key = given.idempotency_key
-    if key is not None and not 1 <= len(key) <= limits.MAX_KEY_CHARS:
-        raise invalid(f"idempotency_key must have 1 to {limits.MAX_KEY_CHARS} characters", field="idempotency_key")
+    if key is not None:
+        _check_key(key)
     if given.node is not None:
         _check_text(given.node, settings.max_node_bytes, "node")
     return key
@@ -429,6 +434,7 @@ class _ClaimIn(msgspec.Struct):
     node: str
     max: int | None = None
     lease_ms: int | None = None
+    idempotency_key: str | None = None
 
 
 class _AckIn(msgspec.Struct):
@@ -452,13 +458,18 @@ _extend_decoder = msgspec.json.Decoder(_ExtendIn)
 _LEASE_ID = re.compile(r"lease_([0-9a-f]{1,16})\Z")
 
 
-def decode_claim(body: bytes | bytearray, topic: str, settings: Settings) -> Claim:
+def decode_claim(body: bytes | bytearray, topic: str, settings: Settings, *, key: str | None = None) -> Claim:
     given = decode_json(_claim_decoder, body or b"{}")
+    if given.idempotency_key is not None:
+        key = given.idempotency_key
+    if key is not None:
+        _check_key(key)
     return Claim(
         topic,
         check_node(given.node, settings),
         claim_size(1 if given.max is None else given.max, settings),
         None if given.lease_ms is None else lease_time(given.lease_ms),
+        key or "",
     )
 
 

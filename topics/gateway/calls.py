@@ -17,7 +17,7 @@ import msgspec
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, RingFull
+from topics.errors import ApiError, RingFull, client_left
 from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, Wait, error_response
 from topics.gateway.holding import Holding
 from topics.gateway.parking import Parking
@@ -208,7 +208,9 @@ class Calls:
         def refuse() -> None:
             self._end(sink, error_response(_down(self._name(call.shard))), id)
 
-        return self.holding.keep(call.shard, send=send, refuse=refuse, size=call.size, of=sink)
+        return self.holding.keep(
+            call.shard, send=send, refuse=refuse, size=call.size, of=sink, waits=call.timeout_ms > 0
+        )
 
     def _keep_run(self, run: PlainRun) -> bool:
         def send(waited_us: int) -> bool:
@@ -309,6 +311,19 @@ class Calls:
                     if link is not None:
                         link.writer.send_always(messages.pack_cancel(correlation))
                     del pending[correlation]
+                    return
+
+    def leave(self, sink: Sink) -> None:
+        """The client sends no more: what waits on its behalf ends now. What does not wait is answered as always, and
+        whether it does is known to whom it was sent."""
+        if self.holding.abandon(sink, waits=True):
+            sink.finish(error_response(client_left()))
+            return
+        for shard, pending in enumerate(self._pending):
+            for correlation, entry in pending.items():
+                if isinstance(entry, _Asked) and entry.sink is sink and entry.call.timeout_ms:
+                    if (link := self._links[shard]) is not None:
+                        link.writer.send_always(messages.pack_end_poll(correlation))
                     return
 
     def answer_polls(self) -> None:
@@ -438,7 +453,7 @@ def _down(peer: str) -> ApiError:
 def _unknown_outcome(peer: str) -> ApiError:
     advice = "A retry with the same idempotency key is safe"
     if peer == "queue":
-        advice = "Retry; jobs that were leased for it come back when their lease ends"
+        advice = "Retry; a claim with the same idempotency key gets its jobs, others come back when their lease ends"
     return ApiError(
         "shard_unavailable",
         f"{peer} went away before it answered: whether the request took effect is unknown. {advice}",

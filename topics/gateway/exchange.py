@@ -139,10 +139,15 @@ class _Slot:
         self._parent.abort()
 
 
-def error_response(error: ApiError, *, close: bool = False) -> Response:
+def error_content(error: ApiError) -> dict[str, Any]:
+    """As it stands in an answer, or in the part of one that it is about."""
     content: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.detail is not None:
         content["detail"] = error.detail
+    return content
+
+
+def error_response(error: ApiError, *, close: bool = False) -> Response:
     headers: tuple[tuple[str, str], ...] = ()
     if error.retry_after_s is not None:
         headers = (("Retry-After", str(error.retry_after_s)),)
@@ -152,4 +157,4 @@ def error_response(error: ApiError, *, close: bool = False) -> Response:
         headers += (("WWW-Authenticate", "Bearer"),)
     if error.code == "upgrade_required":
         headers += (("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13"))
-    return Response(error.status, msgspec.json.encode({"error": content}), headers, close)
+    return Response(error.status, msgspec.json.encode({"error": error_content(error)}), headers, close)

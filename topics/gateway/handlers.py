@@ -20,7 +20,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, being_rebuilt, invalid
 from topics.gateway import bodies
-from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_response
+from topics.gateway.exchange import Call, Gather, Outcome, Request, Response, error_content, error_response
 from topics.gateway.guard import check_config, may_configure, seen_config
 from topics.gateway.packing import Packing
 from topics.gateway.pressure import Pressure
@@ -229,17 +229,13 @@ class Handlers:
             return Gather(calls, touched)
 
         def show(page: list[messages.TopicRow], more: bool) -> Outcome:
-            for row in page:
-                if row.rebuilding:
-                    raise being_rebuilt(row.topic)
-
             def answer(counts: dict[str, dict[str, int]]) -> Response:
                 content: dict[str, Any] = {"topics": [_listed(row, counts.get(row.topic)) for row in page]}
                 if more and page:
                     content["next_cursor"] = cursor(page[-1].topic)
                 return Response(200, with_performance(content, request.started_ns))
 
-            queues = [row for row in page if row.topic_id]
+            queues = [row for row in page if row.topic_id and not row.rebuilding]
             if not queues or not self._linked(self._queue):
                 return answer({})
             return self._counted([messages.QueueRow.of(row) for row in queues], answer)
@@ -281,10 +277,13 @@ class Handlers:
 
 
 _LISTED = ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+_UNKNOWN = dict.fromkeys(("head_seq", "earliest_seq", "count", "bytes"))
 
 
 def _listed(row: messages.TopicRow, counts: dict[str, int] | None) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in _LISTED}
+    if row.rebuilding:  # it has some of its records: a number of them would be wrong
+        return {**shown, **_UNKNOWN, "error": error_content(being_rebuilt(row.topic))}
     return shown if counts is None else {**shown, "queue": counts}
 
 

@@ -35,6 +35,7 @@ class _Kept(msgspec.Struct, gc=False, eq=False):
     size: int
     since_ns: int
     of: object  # whose it is
+    waits: bool  # it would wait there, too: a long poll, a claim
 
 
 class Holding:
@@ -68,20 +69,27 @@ class Holding:
         return peer in self._held or peer in self._kept
 
     def keep(
-        self, peer: int, *, send: Callable[[int], bool], refuse: Callable[[], None], size: int, of: object = None
+        self,
+        peer: int,
+        *,
+        send: Callable[[int], bool],
+        refuse: Callable[[], None],
+        size: int,
+        of: object = None,
+        waits: bool = False,
     ) -> bool:
         """False: there is no room."""
         if self._bytes + size > limits.HOLD_BYTES:
             return False
         self._bytes += size
-        self._kept.setdefault(peer, deque()).append(_Kept(send, refuse, size, self._clock(), of))
+        self._kept.setdefault(peer, deque()).append(_Kept(send, refuse, size, self._clock(), of, waits))
         return True
 
-    def abandon(self, of: object) -> bool:
-        """Its client has gone; True if it waited here."""
+    def abandon(self, of: object, *, waits: bool = False) -> bool:
+        """Its client has gone, or, for what would wait at its peer as well, sends no more; True if it waited here."""
         for peer, queue in list(self._kept.items()):
             for kept in queue:
-                if kept.of is of:
+                if kept.of is of and (kept.waits or not waits):
                     queue.remove(kept)
                     self._bytes -= kept.size
                     if not queue:

@@ -372,7 +372,8 @@ class HotLane:
         self.settle(connection)
 
     def _end_of_input(self, connection: Connection) -> None:
-        """The client sends no more. What it asked is still answered; half a request is nothing."""
+        """The client sends no more: it has closed, most likely, and a half-close can't be told from that. What it
+        asked is still answered, but nothing waits on its behalf. Half a request is nothing."""
         if connection.stream is not None:
             connection.stream.received_end()
             return
@@ -384,6 +385,9 @@ class HotLane:
             self.close(connection)
             return
         self.sender.set_interest(connection, connection.interest & ~INPUT)
+        for exchange in list(connection.exchanges):
+            if exchange.answer is None and isinstance(exchange, Exchange):
+                self._calls.leave(exchange)
 
     def _understand(self, connection: Connection, data: bytes | bytearray) -> None:
         """Take every complete request out of `data`; keep the rest."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from topics.actors.messages import Claimed
 
 _BEFORE_SEQ = len(b'{"$seq":')
@@ -12,8 +14,9 @@ def rendered(claimed: Claimed, body: bytes | memoryview) -> list[bytes]:
     text = bytes(body)
     pieces = []
     start = 0
-    deadline = claimed.deadline
-    for seq, end, lease, deliveries in zip(claimed.seqs, claimed.ends, claimed.leases, claimed.deliveries, strict=True):
+    deadlines = claimed.deadlines or repeat(claimed.deadline, len(claimed.seqs))
+    jobs = zip(claimed.seqs, claimed.ends, claimed.leases, claimed.deliveries, deadlines, strict=True)
+    for seq, end, lease, deliveries, deadline in jobs:
         rest = start + _BEFORE_SEQ + len(str(seq))
         pieces.append(
             b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"deliveries":%d%b'

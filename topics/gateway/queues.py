@@ -29,7 +29,7 @@ class QueueHandlers:
         self._peer = peer  # the coordinator's number among those we ask
 
     def claim(self, request: Request) -> Outcome:
-        head = bodies.decode_claim(request.body, request.name, self._settings)
+        head = bodies.decode_claim(request.body, request.name, self._settings, key=request.idempotency_key)
         self._pressure.check(request.shard)
         return _ClaimCall(
             shard=self._peer,

@@ -37,7 +37,7 @@ class LinkCaller:
 
 
 class Claimer:
-    __slots__ = ("caller", "gone", "lease_ms", "max", "moving", "node")
+    __slots__ = ("caller", "gone", "key", "lease_ms", "max", "moving", "node")
 
     stream = 0
 
@@ -46,12 +46,15 @@ class Claimer:
         self.node = request.node
         self.max = request.max
         self.lease_ms = request.lease_ms
+        self.key = request.key
         self.gone = False  # nobody waits for the answer any more
         self.moving: set[int] = set()  # jobs that its passes have sent to the dead letters
 
 
 class Worker:
     __slots__ = ("caller", "gone", "lease_ms", "max", "node", "pushed", "sent", "stream")
+
+    key = ""
 
     def __init__(self, caller: Caller, request: messages.OpenWork) -> None:
         self.caller = caller

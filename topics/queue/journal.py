@@ -59,6 +59,7 @@ class Journal:
         deadline: int = 0,
         stream: int = 0,
         reason: str = "",
+        key: str = "",
     ) -> None:
         if not leases:
             return
@@ -66,7 +67,7 @@ class Journal:
         if event == "claimed" and any([lease.deliveries > 1 for lease in leases]):
             deliveries = [lease.deliveries for lease in leases]
         seqs, numbers = [lease.seq for lease in leases], [lease.number for lease in leases]
-        self._events.append(LeaseEvent(event, node, seqs, numbers, deadline, deliveries, stream, reason))
+        self._events.append(LeaseEvent(event, node, seqs, numbers, deadline, deliveries, stream, reason, key=key))
         self._named += len(leases)
 
     def when_logged(self, answer: Answer, failed: Failed, *, changed: bool) -> None:
@@ -133,11 +134,11 @@ class Journal:
     def checkpoint_is_due(self, table: int) -> bool:
         return self._named > max(limits.LEASE_CHECKPOINT_EVENTS, 4 * table)
 
-    def checkpoint(self, jobs: list[JobState], *, dead_lettered: int) -> None:
+    def checkpoint(self, jobs: list[JobState], *, dead_lettered: int, keys: dict[str, list[int]]) -> None:
         """Whoever reads the log starts here."""
         self.flush()
         self._named = 0
-        data = encode_event(LeaseEvent("checkpoint", dead_lettered=dead_lettered, jobs=jobs))
+        data = encode_event(LeaseEvent("checkpoint", dead_lettered=dead_lettered, jobs=jobs, keys=keys))
         body = columns.pack([data], tags=[CHECKPOINT_TAG])
         head = messages.LogLeases(self._topic, self.topic_id, self.durable, 1, len(data) + RECORD_OVERHEAD, True)
         self._asks.tell(self._shard, Op.LOG_LEASES, head, body)

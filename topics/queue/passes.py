@@ -68,8 +68,11 @@ class Passes:
 
     def cancel(self, claimer: Claimer) -> None:
         claimer.gone = True
+        waited = self.has(claimer)
         if claimer in self._claimers:
             self._claimers.remove(claimer)
+        if claimer.key and waited:
+            self._queue.repeats.left(claimer)
 
     def has(self, claimer: Claimer) -> bool:
         return claimer in self._claimers or (self._taking is not None and claimer in self._taking.cohort)
@@ -237,7 +240,11 @@ class Passes:
         self._record_expired(seqs)
         deadline = now + (member.lease_ms or self._queue.config.lease_ms)
         leases = self._leases.claim(seqs, node=member.node, deadline_ms=deadline, stream=member.stream)
-        self._queue.journal.record("claimed", member.node, leases, deadline=deadline, stream=member.stream)
+        self._queue.journal.record(
+            "claimed", member.node, leases, deadline=deadline, stream=member.stream, key=member.key
+        )
+        if member.key and leases:
+            self._queue.repeats.note(member.node, member.key, leases)
         self._queue.claimed += len(leases)
         numbers, deliveries = [lease.number for lease in leases], [lease.deliveries for lease in leases]
         if len(mine) == len(taken.seqs) and mine == list(range(len(mine))):
@@ -296,7 +303,7 @@ class Passes:
 def _refuse(members: Iterable[Member], error: ApiError) -> None:
     """Connections just wait."""
     for member in members:
-        if isinstance(member, Claimer) and not member.gone:
+        if isinstance(member, Claimer) and (member.key or not member.gone):  # behind a key others may wait
             member.caller.fail(Op.CLAIM, error)
 
 

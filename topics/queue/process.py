@@ -32,7 +32,7 @@ from topics.actors.context import Context
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, topic_not_found
+from topics.errors import ApiError, CorruptData, client_left, topic_not_found
 from topics.queue.claimers import Claimer, LinkCaller
 from topics.queue.holds import Holds, Waiting
 from topics.queue.leases import Lease
@@ -60,6 +60,39 @@ async def run(context: Context) -> None:
         nursery.cancel_scope.cancel()
 
 
+class _Claim:
+    """A claim whose client may leave before it is served."""
+
+    __slots__ = ("caller", "claimer", "held", "left", "queue")
+
+    def __init__(self, caller: LinkCaller, *, held: bool) -> None:
+        self.caller = caller
+        self.held = held  # its shard is being replaced: nothing is looked at until it is back
+        self.queue: Queue | None = None  # being opened
+        self.claimer: Claimer | None = None
+        self.left = False  # its client sends no more
+
+    @property
+    def waits(self) -> bool:
+        """Whether jobs have yet to be leased for it."""
+        return self.queue is None or (self.claimer is not None and self.queue.passes.has(self.claimer))
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer."""
+        if self.queue is not None and self.claimer is not None:
+            self.queue.passes.cancel(self.claimer)
+
+    def leave(self) -> bool:
+        """Its client sends no more; True if it waited, and is answered so. A queue is opened quickly: then it is known
+        whether there is a window to wait for."""
+        self.left = True
+        if not self.waits or (self.queue is None and not self.held):
+            return False
+        self.cancel()
+        self.caller.fail(Op.CLAIM, client_left())
+        return True
+
+
 class Coordinator:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -71,8 +104,7 @@ class Coordinator:
         self._queues: dict[str, Queue] = {}
         self._openings: dict[str, Opening] = {}
         self._opener = Opener(self._asks, shards=context.shards)
-        # Claims that may be cancelled, by gateway and correlation; None: its queue is being opened.
-        self._claimers: dict[tuple[Link, int], tuple[Queue, Claimer] | None] = {}
+        self._claims: dict[tuple[Link, int], _Claim] = {}  # those that may be cancelled, by gateway and correlation
         self._clocked: dict[Queue, None] = {}  # those for which something may be due without anybody asking
         self._streams: dict[int, tuple[Link, Queue | None]] = {}  # None: its queue is being opened
         self._dirty: dict[Queue, None] = {}
@@ -193,8 +225,12 @@ class Coordinator:
     def _handle(self, message: bytes, link: Link, now_ms: int) -> None:
         op, _, correlation, deadline_ms, head, _ = messages.unpack(message)
         if op == Op.CANCEL:
-            if (waiting := self._claimers.pop((link, correlation), None)) is not None:
-                waiting[0].passes.cancel(waiting[1])
+            if (claim := self._claims.pop((link, correlation), None)) is not None:
+                claim.cancel()
+            return
+        if op == Op.END_POLL:
+            if (claim := self._claims.get((link, correlation))) is not None and claim.leave():
+                del self._claims[link, correlation]
             return
         if deadline_ms and deadline_ms < now_ms:
             return
@@ -232,22 +268,24 @@ class Coordinator:
         deadline_ms = self._deadline_ms
 
         def claim(queue: Queue) -> None:
-            if key not in self._claimers:
+            if key not in self._claims:
                 return
             if deadline_ms and deadline_ms < time.monotonic_ns() // 1_000_000:
-                del self._claimers[key]  # opening took so long that nobody waits any more
+                del self._claims[key]  # opening took so long that nobody waits any more
                 return
-            claimer = queue.claim(caller, request)
-            if queue.config.claim_jitter_ms:
-                self._claimers[key] = (queue, claimer)
+            if not queue.config.claim_jitter_ms:
+                del self._claims[key]
+                queue.claim(caller, request)
+            elif waiting.left:
+                failed(client_left())
             else:
-                del self._claimers[key]
+                waiting.queue, waiting.claimer = queue, queue.claim(caller, request)
 
         def failed(error: ApiError) -> None:
-            self._claimers.pop(key, None)
+            self._claims.pop(key, None)
             caller.fail(Op.CLAIM, error)
 
-        self._claimers[key] = None
+        waiting = self._claims[key] = _Claim(caller, held=owner_of_name(request.topic, self._shards) in self._holds)
         self._with(request.topic, claim, failed)
 
     def _ack(self, request: messages.Ack, link: Link, correlation: int) -> None:
@@ -485,11 +523,7 @@ class Coordinator:
                     queue.checkpoint()
                 del self._queues[queue.topic]
                 self._forgotten(queue)
-        self._claimers = {
-            key: waiting
-            for key, waiting in self._claimers.items()
-            if waiting is None or waiting[0].passes.has(waiting[1])
-        }
+        self._claims = {key: claim for key, claim in self._claims.items() if claim.waits}
         words = self._context.row.words
         words[Word.QUEUES] = len(self._queues)
         words[Word.STREAMS] = len(self._streams)
@@ -544,9 +578,8 @@ class Coordinator:
             link = self._gateways.pop(peer, None)
             for stream in [stream for stream, (of, _) in self._streams.items() if of is link]:
                 self._close_stream(stream)
-            for key in [key for key in self._claimers if key[0] is link]:
-                if (waiting := self._claimers.pop(key)) is not None:
-                    waiting[0].passes.cancel(waiting[1])
+            for key in [key for key in self._claims if key[0] is link]:
+                self._claims.pop(key).cancel()
         self._context.bell.ring_always()
 
     def _stop(self) -> None:

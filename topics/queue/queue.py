@@ -21,6 +21,7 @@ from topics.queue.counts import Counts
 from topics.queue.journal import Journal
 from topics.queue.leases import Lease, Leases
 from topics.queue.passes import Passes
+from topics.queue.repeats import Repeats
 from topics.storage.config import TopicConfig
 from topics.storage.leases import LeaseEvent
 
@@ -47,6 +48,7 @@ class Queue:
         self.journal = Journal(asks, topic, shard=shard)
         self.counts = Counts(asks, self.leases, topic, shard=shard, on_gone=self._compared)
         self.passes = Passes(self, backlog_bytes=backlog_bytes)
+        self.repeats = Repeats(self)
         self.dead_lettered = 0
         self.claimed = self.acked = self.moved = 0  # jobs, since this process started
         self.workers: dict[int, Worker] = {}
@@ -98,6 +100,7 @@ class Queue:
 
     def replay(self, event: LeaseEvent) -> None:
         self.leases.replay(event)
+        self.repeats.replay(event)
         self.journal.replayed(event)
         if event.event == "checkpoint":
             self.dead_lettered = event.dead_lettered
@@ -121,12 +124,12 @@ class Queue:
 
     @property
     def idle(self) -> bool:
-        return not (len(self.leases) or self.workers or self._acks) and self.passes.idle
+        return not (len(self.leases) or self.workers or self._acks) and self.passes.idle and self.repeats.idle
 
     @property
     def is_asked(self) -> bool:
         """Whether somebody waits for an answer."""
-        return bool(self._acks) or not self.passes.idle or self.journal.is_awaited
+        return bool(self._acks) or not (self.passes.idle and self.repeats.idle) or self.journal.is_awaited
 
     @property
     def timed(self) -> bool:
@@ -150,7 +153,11 @@ class Queue:
 
     def claim(self, caller: Caller, request: messages.Claim) -> Claimer:
         claimer = Claimer(caller, request)
-        self.passes.add(claimer)
+        if claimer.key:
+            self._advance()
+            self.repeats.begin(claimer)
+        else:
+            self.passes.add(claimer)
         self.touch()
         return claimer
 
@@ -294,7 +301,11 @@ class Queue:
 
     def checkpoint(self) -> None:
         # Moves that are under way are in the log before this; if they fail, another one follows.
-        self.journal.checkpoint(self.leases.checkpoint(), dead_lettered=self.dead_lettered + self._leaving)
+        self.journal.checkpoint(
+            self.leases.checkpoint(),
+            dead_lettered=self.dead_lettered + self._leaving,
+            keys=self.repeats.checkpoint() if len(self.repeats) else {},
+        )
 
     def _complete(
         self, ending: list[Lease], then: Callable[[messages.JobsCompleted | None, Exception | None], None]

@@ -31,6 +31,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
 from topics.keys import seen
 from topics.router.forwarder import Forwarder, TopicGone
+from topics.router.mirror import HOME, Mirror
 from topics.router.rules import Rules
 from topics.router.source import Source
 from topics.router.store import RuleStore
@@ -70,6 +71,7 @@ class Router:
         self._asks = Asks(shards=context.shards)
         self._asks.on_unasked = self._unasked
         self._gateways: dict[str, Link] = {}
+        self._mirror = Mirror(ttl_ms=context.settings.session_ttl_ms, now_ms=lambda: time.monotonic_ns() // 1_000_000)
         self._sources: dict[int, Source] = {}  # by topic id
         self._forwarders: dict[tuple[str, str], Forwarder] = {}
         self._ended_records = 0
@@ -160,7 +162,12 @@ class Router:
 
     def _link_up(self, peer: str, link: Link) -> None:
         if peer.startswith("shard-"):
-            self._asks.link_up(int(peer.removeprefix("shard-")), link)
+            shard = int(peer.removeprefix("shard-"))
+            self._asks.link_up(shard, link)
+            if shard == HOME:
+                for session in self._mirror.told():
+                    link.writer.send_always(messages.pack(Op.RESTORE_SESSION, 0, session))
+                link.flush()
         else:
             self._gateways[peer] = link
 
@@ -208,6 +215,9 @@ class Router:
 
     def _unasked(self, shard: int, message: bytes) -> None:
         op = message[0]
+        if op == Op.KEEP_SESSION:
+            self._mirror.keep(messages.decode_answer(message)[0])
+            return
         _, correlation = messages.unpack_correlation(message)
         for source in self._sources.values():
             if source.shard == shard and source.correlation == correlation:
@@ -301,12 +311,24 @@ class Router:
         async with self._changes:
             pipe = forwarder.pipe
             gone = self._rules.meaning(topic, pipe.topic_id if topic == pipe.topic else pipe.source_id)
-            removed = await self._remove(gone, forced=True)
-            if removed:
-                self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
-                since, before = self._gone_with.get(topic, (0.0, []))
-                lately = before if trio.current_time() - since < _TOLD_LATER_S else []
-                self._gone_with[topic] = (trio.current_time(), [*lately, *removed])
+            self._note_gone(topic, await self._remove(gone, forced=True))
+
+    async def _remove_past(self, topic: str) -> list[str]:
+        """Rules that mean a life of this topic which is over go; those of the next life, which may be there already,
+        have nothing to do with it. The lock is held."""
+        if not self._rules.touching(topic):
+            return []
+        life = await self._position(topic)
+        gone = self._rules.not_meaning(topic, 0 if life is None else life.topic_id)
+        return await self._remove(gone, forced=True) if gone else []
+
+    def _note_gone(self, topic: str, removed: list[str]) -> None:
+        """Whoever deleted the topic is about to ask what went with it."""
+        if removed:
+            self._context.log.info("routers removed with their topic", topic=topic, routers=",".join(removed))
+            since, before = self._gone_with.get(topic, (0.0, []))
+            lately = before if trio.current_time() - since < _TOLD_LATER_S else []
+            self._gone_with[topic] = (trio.current_time(), [*lately, *removed])
 
     async def _reconcile(self, shard: int) -> None:
         """Close pipes that no rule knows: a crash came between."""
@@ -329,6 +351,11 @@ class Router:
 
     async def _put(self, request: messages.PutRouter) -> messages.RouterRow:
         async with self._changes:
+            topics = {request.source: None, request.dest: None}
+            if (existing := self._rules.get(request.router)) is not None:
+                topics |= {existing.source: None, existing.dest: None}
+            for topic in topics:  # a rule whose topic has gone is none, though nobody may have told us yet
+                self._note_gone(topic, await self._remove_past(topic))
             existing = self._rules.get(request.router)
             if existing is None:
                 return await self._create(request)
@@ -398,10 +425,7 @@ class Router:
 
     async def _drop_of(self, request: messages.DropRoutersOf) -> messages.RoutersDropped:
         async with self._changes:
-            # Those of the next life of the name, which may be there already, have nothing to do with this one.
-            next_life = await self._position(request.topic) if self._rules.touching(request.topic) else None
-            gone = self._rules.not_meaning(request.topic, 0 if next_life is None else next_life.topic_id)
-            removed = await self._remove(gone, forced=True)
+            removed = await self._remove_past(request.topic)
             since, before = self._gone_with.pop(request.topic, (0.0, []))
             if trio.current_time() - since < _TOLD_LATER_S:
                 removed = sorted({*removed, *before})  # forwarders were quicker to notice than we were to be told

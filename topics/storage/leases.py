@@ -46,6 +46,8 @@ class LeaseEvent(msgspec.Struct, omit_defaults=True):
     reason: str = ""  # released: nack, expired, disconnect
     dead_lettered: int = 0  # checkpoint: jobs moved away so far
     jobs: list[JobState] = []  # checkpoint
+    key: str = ""  # claimed: the idempotency key of the claim
+    keys: dict[str, list[int]] = {}  # checkpoint: jobs that are leased by a claim with a key
 
 
 encode_event = msgspec.json.Encoder().encode

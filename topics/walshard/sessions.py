@@ -9,8 +9,9 @@ every session, a gateway's death loses none, and the limits are exact whatever g
                                +- its gateway died: idle, and stale: its cursors may lie behind what was delivered
 
 The TTL is looked at when a session is made or opened. A crash of this process loses the table; gateways remember
-what they serve and have served, and restore it (the later epoch wins: every open begins one). Until all of them have
-done so a session that is not known may still come, and who asks for it is asked to wait.
+what they serve and have served, and restore it (the later epoch wins: every open begins one). What only gateways knew
+that died as well is known to the mirror (router/mirror.py), which is told of every session. Until all of them have
+spoken a session that is not known may still come, and who asks for it is asked to wait.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Sessions:
         self._unsorted = False
         self._started_ms = now_ms()
         self._restored: list[Gateway] = []  # have told us what they know
+        self._mirror: Gateway | None = None
+        self._mirror_is_late = restarted  # it may know of sessions from before us
         self._streams: dict[int, tuple[Gateway, _Session | None]] = {}
         self._owners: dict[int, bytes] = {}  # whose each stream is, if there are keys
         self._of_owner: Counter[bytes] = Counter()
@@ -175,19 +178,24 @@ class Sessions:
             raise being_restored()
 
     def _may_come(self) -> bool:
-        """Whether a gateway has still to say what it knows; one that is away has nothing to say."""
-        late = len(self._restored) < self._settings.gateways
+        """Whether a gateway, or the mirror, has still to say what it knows; one that is away has nothing to say."""
+        late = len(self._restored) < self._settings.gateways or self._mirror_is_late
         return late and self._now_ms() - self._started_ms < limits.RESTORE_WAIT_MS
 
     def _restore(self, request: messages.RestoreSession, gateway: Gateway, correlation: int) -> None:
         """Nothing is refused: these were admitted before. Without a session and a stream it is the end of the list."""
         session = None
         if request.wid is None and not request.stream:
-            self._restored.append(gateway)
+            if request.mirrored:
+                self._mirror, self._mirror_is_late = gateway, False
+                for known in self._sessions.values():
+                    self._keep(known)
+            else:
+                self._restored.append(gateway)
             return
         if request.wid is not None:
             session = self._sessions.get(request.wid)
-            if session is not None and (session.epoch > request.epoch or session.stream):
+            if session is not None and (_is_older(request, session) or session.stream):
                 if request.stream:
                     # Somebody has opened it since; this stream is not the session's any more.
                     gateway.send_always(messages.pack(Op.TAKE_STREAM, 0, messages.TakeStream(request.stream)))
@@ -201,16 +209,37 @@ class Sessions:
                 owner=request.owner,
             )
             session.restored = True  # somebody else may know better, and is only slower to say so
+            session.stale = request.stale
             self._sessions[session.wid] = session
             self._idle.pop(session.wid, None)
             if request.stream:
                 session.stream = request.stream
+                self._keep(session)
             else:
                 self._rest(session, since_ms=self._now_ms() - request.idle_ms)
         if request.stream:
             self._note_stream(request.stream, gateway, session, request.owner)
 
+    def _keep(self, session: _Session) -> None:
+        """Tell the mirror."""
+        if self._mirror is not None:
+            idle_ms = 0 if session.stream else self._now_ms() - session.idle_since_ms
+            copy = messages.RestoreSession(
+                wid=session.wid,
+                stream=session.stream,
+                epoch=session.epoch,
+                definition=session.definition,
+                cursors=session.cursors,
+                topic_ids=session.topic_ids,
+                idle_ms=idle_ms,
+                owner=session.owner,
+                stale=session.stale,
+            )
+            self._mirror.send_always(messages.pack(Op.KEEP_SESSION, 0, copy))
+
     def gateway_gone(self, gateway: Gateway) -> None:
+        if gateway is self._mirror:
+            self._mirror = None
         self._restored = [known for known in self._restored if known is not gateway]
         for session in self._sessions.values():
             session.waiting = [waiter for waiter in session.waiting if waiter[0] is not gateway]
@@ -254,6 +283,7 @@ class Sessions:
             )
             session.begun_stale, session.stale = session.stale, False
             session.restored = False
+            self._keep(session)
         return messages.pack(Op.OPEN_STREAM, correlation, opened)
 
     def _take(self, session: _Session) -> None:
@@ -275,6 +305,7 @@ class Sessions:
         session.idle_since_ms = self._now_ms() if since_ms is None else since_ms
         self._idle[session.wid] = session
         self._unsorted = self._unsorted or since_ms is not None
+        self._keep(session)
 
     def _forget_expired(self) -> None:
         oldest = self._now_ms() - self._settings.session_ttl_ms
@@ -287,6 +318,11 @@ class Sessions:
                 return
             del self._idle[session.wid]
             del self._sessions[session.wid]
+
+
+def _is_older(request: messages.RestoreSession, session: _Session) -> bool:
+    """Of the same opening a gateway knows more than the mirror, and the one that speaks last as much as the others."""
+    return request.epoch < session.epoch or (request.mirrored and request.epoch == session.epoch)
 
 
 def being_restored() -> ApiError:

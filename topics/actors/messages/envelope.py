@@ -95,6 +95,7 @@ ANSWERS: dict[Op, type[Message]] = {
     Op.CREATE_SESSION: streams.SessionCreated,
     Op.OPEN_STREAM: streams.StreamOpened,
     Op.TAKE_STREAM: streams.TakeStream,
+    Op.KEEP_SESSION: streams.RestoreSession,
     Op.FOLLOW_HEAD: streams.Following,
     Op.HEAD_MOVED: routers.HeadMoved,
     Op.PACED: routers.Paced,

@@ -60,7 +60,8 @@ class Op(enum.IntEnum):
     WORK_SENT = 50  # no answer
     JOBS_REMOVED = 51  # shard to coordinator, no answer: under the correlation of OPEN_QUEUE
     PACED = 52  # shard to follower, no answer: what it follows has to wait
-    END_POLL = 53  # answer a waiting diff now, as if its time were up
+    END_POLL = 53  # a diff or a claim that waits is answered now; what does not wait is not touched
+    KEEP_SESSION = 54  # sessions' home to router process, no answer: a copy, for a home that comes after this one
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):

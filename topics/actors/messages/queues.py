@@ -105,6 +105,7 @@ class Claim(Message, frozen=True):
     node: str
     max: int
     lease_ms: int | None  # None: as the topic says
+    key: str = ""  # if sent again with the same, it gets the same jobs
 
 
 class Claimed(Message, frozen=True):
@@ -116,6 +117,7 @@ class Claimed(Message, frozen=True):
     deliveries: list[int]
     deadline: int
     ready: int
+    deadlines: list[int] | None = None  # of each job; None: one for all
 
 
 class Ack(Message, frozen=True):

@@ -74,7 +74,8 @@ class TakeStream(Message, frozen=True):
 
 
 class RestoreSession(Message, frozen=True):
-    """After the sessions' home died: what a gateway knows of one, or of a stream without session."""
+    """After the sessions' home died: what a gateway or the mirror knows of one, or of a stream without session. To the
+    mirror: what it should know."""
 
     wid: str | None
     stream: int  # 0: none is open
@@ -84,3 +85,5 @@ class RestoreSession(Message, frozen=True):
     topic_ids: list[int]
     idle_ms: int
     owner: bytes = b""
+    stale: bool = False  # its cursors may lie behind what was delivered
+    mirrored: bool = False  # told by the mirror
