@@ -10,6 +10,7 @@ reads from it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from topics import limits
 from topics.errors import CorruptData, DiskFull
@@ -216,8 +217,9 @@ class Wal:
         current.end += size
         if staged:
             current.last_lsn = self._next_lsn - 2
-        self._disk.shorten(current.fd, current.end)
-        current.size = current.end
+        with suppress(OSError):  # the frame counts already; this only gives space back
+            self._disk.shorten(current.fd, current.end)
+            current.size = current.end
         self.older.append(current)
         fresh.end += placing.length
         fresh.last_lsn = self.written_lsn = self._next_lsn - 1
