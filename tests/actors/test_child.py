@@ -23,6 +23,7 @@ from topics.actors.control import (
     LinkGrant,
     LinkUp,
     Message,
+    Prepare,
     Ready,
     Stop,
     Stopped,
@@ -112,6 +113,17 @@ def run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         trio.run(main)
 
     return drive
+
+
+def test_what_a_role_imports_later_is_prepared_too(run: Callable[..., None]) -> None:
+    async def script(parent: Parent) -> None:
+        parent.process.channel.send_nowait(Prepare(parent.module))
+        heard = await parent.hear()
+        assert isinstance(heard, Failed)
+        assert "roles.broken" in heard.reason
+        await parent.exit()
+
+    run(script, "roles.loads_later")
 
 
 async def until(look: Callable[[], Any]) -> Any:

@@ -6,18 +6,25 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from harness import RoleServer, children, eventually, gone
 
 from topics.actors import reload
-from topics.actors.control import PROTOCOL
+from topics.actors.child import adopt_orphans
+from topics.actors.children import Child
+from topics.actors.control import PROTOCOL, Message
 from topics.actors.datadir import read_lock_info
+from topics.actors.log import Log
 from topics.actors.orders import Order, Outcome, Progress, give_order
-from topics.actors.process import ProcessSpec
+from topics.actors.process import ChildProcess, ProcessSpec
+from topics.actors.restarts import Life
+from topics.actors.spawner import Spawner
 from topics.errors import ServerNotRunning
 from topics.shm.counters import State, Word
 
@@ -206,6 +213,50 @@ def test_a_second_one_is_refused_and_a_slow_one_is_given_up_on(server: RoleServe
     wrong.unlink()
     server.wait_state("shard-0", State.READY, generation=life)
     pings_on(server)
+
+
+def test_a_child_that_waits_for_the_fork_server_of_before_gets_the_new_one(own_server: RoleServer) -> None:
+    server = own_server
+    (forks,) = [pid for pid, name in children(server.pid).items() if name == "forkserver"]
+    os.kill(forks, signal.SIGSTOP)
+    server.kill_child("router")
+    eventually(lambda: "event=child_died child=router" in server.stderr(), what="a death")
+    _, outcome = order(server, "shard")
+    assert outcome == Outcome(["shard-0", "shard-1"])
+    server.wait_state("router", State.READY, generation=2)
+    assert gone(forks)
+    pings_on(server)
+
+
+def test_a_successor_that_dies_at_once_ends_the_reload_alone() -> None:
+    class Stillborn(Spawner):
+        async def spawn(self) -> ChildProcess:
+            process = await super().spawn()
+            process.kill()
+            await process.wait_exit()
+            return process
+
+    async def main() -> Outcome:
+        child: Any = SimpleNamespace(name="router", spec=ROUTER, life=Life.READY)
+        spawner = Stillborn()
+        news: list[Progress] = []
+        log = Log("supervisor", "error", "logfmt")
+        with trio.fail_after(30):
+            run = reload.Reload(
+                Order(), [child], tell=_untold, log=log, report=news.append, spawner=spawner, adopt=lambda spawner: None
+            )
+            return await run.run()
+
+    try:
+        outcome = trio.run(main)
+    finally:
+        adopt_orphans(False)
+    assert outcome.replaced == []
+    assert "the new process ended before it began" in outcome.error
+
+
+def _untold(child: Child, message: Message, fds: Sequence[int] = ()) -> None:
+    raise AssertionError(f"{child.name} was told {message}")
 
 
 def test_a_stop_ends_a_reload(own_server: RoleServer, wrong: Path) -> None:

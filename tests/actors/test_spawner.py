@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from figures import KILLS, STOPS
 from harness import RoleServer, children, eventually, gone
 
@@ -146,6 +147,30 @@ def test_whoever_stops_waiting_leaves_nothing_to_the_next(run: Callable[[Script]
     run(script)
 
 
+def test_a_close_ends_every_wait(run: Callable[[Script], None]) -> None:
+    """A descriptor that is closed under a task that waits for it is given to somebody else, who can't wait for it."""
+
+    async def script(spawner: Spawner) -> None:
+        await end(await spawner.spawn())
+        (server,) = fork_servers(os.getpid())
+        os.kill(server, signal.SIGSTOP)
+        STOPS.add()
+
+        async def refused() -> None:
+            with pytest.raises(OSError, match="closed"):
+                await spawner.spawn()
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(refused)  # its request is out
+                nursery.start_soon(refused)  # and this one's turn has not come
+                await trio.testing.wait_all_tasks_blocked()
+                spawner.close()
+        assert gone(server)
+
+    run(script)
+
+
 GATEWAY = ProcessSpec("gateway-0", "roles.echo", 0, listener=True)
 
 
@@ -179,6 +204,18 @@ def test_a_stopped_supervisor_leaves_no_fork_server(server: RoleServer) -> None:
     server.popen.send_signal(signal.SIGTERM)
     assert server.popen.wait(30) == 0
     assert not Path(f"/proc/{forks}").exists()
+
+
+def test_a_stop_does_not_wait_for_a_fork(server: RoleServer) -> None:
+    (forks,) = fork_servers(server.pid)
+    os.kill(forks, signal.SIGSTOP)
+    STOPS.add()
+    os.kill(server.pids()["gateway-0"], signal.SIGKILL)
+    KILLS.add()
+    eventually(lambda: "event=child_died child=gateway-0" in server.stderr(), what="a death")
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.popen.wait(20) == 0
+    assert gone(forks)
 
 
 def test_a_fork_is_quick(server: RoleServer) -> None:

@@ -16,6 +16,7 @@ from topics.storage.config import TopicConfig
 from topics.storage.paths import shard_dir
 
 DEADLINE_S = 20
+DISK = TopicConfig(durability="disk")
 
 
 class GatedDisk(QuickDisk):
@@ -52,6 +53,10 @@ class GatedDisk(QuickDisk):
     def name(self, temporary: str, path: str) -> None:
         self._fail("name")
         super().name(temporary, path)
+
+    def shorten(self, fd: int, end: int) -> None:
+        self._fail("shorten")
+        super().shorten(fd, end)
 
 
 @pytest.fixture(autouse=True)
@@ -277,3 +282,44 @@ def test_an_error_of_its_own_leaves_no_file(shard: Shard) -> None:
     assert error_of(lambda: shard.answer(waiting)).code == "record_too_large"
     assert len(files(shard)) == 1
     assert shard.append("t", some(1)).first_seq == 1
+
+
+def test_an_old_file_that_can_not_be_shortened_costs_nothing(shard: Shard, disk: GatedDisk) -> None:
+    """The frame counts when its file has its name: nothing behind that may fail it."""
+    shard.append("t", some(3), config=DISK)
+    disk.fails["shorten"] = OSError(errno.EIO, "no")
+    answer = shard.append_large("t", large())
+    assert answer.first_seq == 4
+    disk.fails.clear()
+    assert shard.append("t", some(2)).first_seq == 34
+    everything = shard.everything("t")
+    shard.crash()
+    shard.open()
+    assert shard.everything("t") == everything
+
+
+def test_a_snapshot_covers_no_file_whose_name_may_be_lost(tmp_path: Path) -> None:
+    """A power cut may leave the name of the snapshot alone, if both are on their way to the platter."""
+
+    class NamesLost(GatedDisk):
+        unsure: set[str]
+
+        def name(self, temporary: str, path: str) -> None:
+            super().name(temporary, path)
+            self.unsure.add(path)
+
+        def sync_dir(self, path: str) -> None:
+            self.unsure.clear()
+
+        def write_whole(self, path: str, data: bytes) -> None:
+            assert not self.unsure
+            super().write_whole(path, data)
+
+    disk = NamesLost()
+    disk.unsure = set()
+    shard = Shard(tmp_path, disk=disk, wal_file_bytes=20_000)
+    shard.append("t", some(3), config=DISK)
+    shard.send_large("t", large())
+    shard.engine.large.wait()
+    assert disk.unsure
+    shard.checkpoint()

@@ -316,3 +316,35 @@ def test_no_history_gives_a_seq_out_twice(tmp_path_factory: pytest.TempPathFacto
     finally:
         history.shard.crash()
         shutil.rmtree(history.folder)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_was_cut_off_does_not_come_back_before_a_file_that_was_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """The log goes on in another file, with the lsn of the write that failed."""
+    monkeypatch.setattr(limits, "PLACED_BYTES", 4_000)
+    monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 2_000)
+    disk = DoubtfulDisk()
+    shard = HeldShard(tmp_path, disk=disk, wal_file_bytes=20_000)
+    shard.put("t", TopicConfig(durability="fsync", durable=True))
+    disk.fails = True
+    with pytest.raises(ApiError):
+        shard.append("t", [Record(b"0")])
+    disk.fails = False
+    records = [Record(b'"%b"' % (b"x" * 600))] * 40
+    if large:
+        disk.at_once = True  # what the thread syncs it goes on from itself
+        sent = shard.send_large("t", records)
+        shard.engine.large.wait()
+        disk.at_once = False
+    else:
+        sent = shard.send_append("t", records)
+    shard.settle()
+    assert shard.answer(sent).first_seq == 1
+    shard.append("t", [Record(b"1")])
+    assert shard.engine.wal.rotations
+    shard.crash()
+    disk.cut_power(tmp_path, lambda: False)
+    shard.open(boot=bytes(15) + b"2")
+    assert [stored.seq for stored in shard.everything("t")] == list(range(1, 42))

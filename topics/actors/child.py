@@ -88,7 +88,9 @@ def main(control_fd: int) -> None:
 def _prepare(module: str, channel: Channel) -> None:
     """What takes long is done before our predecessor stops; and if it can't be done at all, it need not."""
     try:
-        importlib.import_module(module)
+        role = importlib.import_module(module)
+        for later in getattr(role, "LATER", ()):  # what it imports while it serves: nobody could be warned then
+            importlib.import_module(later)
     except Exception as exc:
         traceback.print_exc()
         channel.send_nowait(Failed(f"{type(exc).__name__}: {exc}"))

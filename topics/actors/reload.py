@@ -153,7 +153,10 @@ class Reload:
         except OSError as exc:
             raise NotReplaced(f"{child.name} could not be replaced: {exc}") from None
         try:
-            process.channel.send_nowait(Prepare(child.spec.module))
+            try:
+                process.channel.send_nowait(Prepare(child.spec.module))
+            except ChannelClosed:
+                pass  # it has ended already, which is what will be heard of it
             with trio.move_on_after(_PREPARE_S):
                 await self._wait_prepared(child, process)
                 if self._adopt is not None:

@@ -2,7 +2,8 @@
 
 Rules: one child is asked for at a time. A fork server that is dead, does not answer in time, or was asked by a caller
 that stopped waiting is ended, and the next child gets another: no answer is ever taken for that of another request. A
-reload has a spawner of its own, whose fork server imports the code that is installed now.
+reload has a spawner of its own, whose fork server imports the code that is installed now; the one that it takes the
+place of is closed, and whoever still waits there is refused.
 
 Crash of the fork server: the child that was asked for could not be started, which counts as a death of that child.
 """
@@ -36,6 +37,7 @@ class Spawner:
         self._modules = tuple(modules)  # of roles: imported before the first fork
         self._server: _ForkServer | None = None
         self._turn = trio.Lock()
+        self._closed = False
         adopt_orphans()
 
     def another(self) -> Spawner:
@@ -45,22 +47,29 @@ class Spawner:
     async def spawn(self) -> ChildProcess:
         """A process that waits for its Boot; OSError if there can't be one."""
         async with self._turn:
+            if self._closed:
+                raise OSError("its fork server was closed")
             try:
                 with trio.fail_after(_PATIENCE_S):
                     if self._server is not None and self._server.ended:
-                        self.close()
+                        self._end_server()
                     if self._server is None:
                         self._server = _ForkServer(self._modules)
                         await self._server.wait_warm()
                     return await self._server.fork()
             except trio.TooSlowError:
-                self.close()
+                self._end_server()
                 raise OSError(f"the fork server did not answer within {_PATIENCE_S:g} s") from None
             except BaseException:
-                self.close()
+                self._end_server()
                 raise
 
     def close(self) -> None:
+        """No child comes from here any more."""
+        self._closed = True
+        self._end_server()
+
+    def _end_server(self) -> None:
         if self._server is not None:
             self._server.end()
             self._server = None
@@ -112,13 +121,18 @@ class _ForkServer:
             raise
 
     async def _reply(self) -> bytes:
-        await trio.lowlevel.wait_readable(self._orders)
+        try:
+            await trio.lowlevel.wait_readable(self._orders)
+        except trio.ClosedResourceError:
+            raise OSError("its fork server was closed") from None
         reply = self._orders.recv(REPLY_BYTES)
         if not reply:
             raise OSError("the fork server ended")
         return reply
 
     def end(self) -> None:
+        # Somebody may wait for it; the next descriptor has the same number, and could not be waited for then.
+        trio.lowlevel.notify_closing(self._orders)
         self._orders.close()
         self._popen.kill()
         self._popen.wait()

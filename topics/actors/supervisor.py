@@ -221,8 +221,11 @@ class Supervisor:
         """Started; None: it is not, and its life says what becomes of it."""
         process: ChildProcess | None = None
         try:
-            process = child.take_successor() or await self._spawner.spawn()
-            if child.life not in OVER:  # or we were told to stop meanwhile
+            process = child.take_successor()
+            if process is None:
+                with trio.CancelScope() as child.pause:  # a stop does not wait for this either
+                    process = await self._spawner.spawn()
+            if process is not None and child.life not in OVER:  # or we were told to stop meanwhile
                 self._start(child, process)
                 return process
         except (OSError, TopicsError) as exc:

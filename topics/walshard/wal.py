@@ -10,6 +10,7 @@ reads from it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from topics import limits
 from topics.errors import CorruptData, DiskFull
@@ -29,7 +30,7 @@ class WalFile:
         self.fd = fd
         self.size = size
         self.end = FILE_HEADER_BYTES  # where the next frame goes
-        self.last_lsn = 0
+        self.last_lsn = 0  # it is synced before this one is
         self.pins = 0  # rows that read from this file
         self._disk = disk
 
@@ -188,8 +189,7 @@ class Wal:
             self._disk.write(self.current.fd, data, self.current.end)
         except BaseException:
             self.discard()
-            # Some frames may be there in part or whole; recovery must not find them behind the next write.
-            self._disk.cut(self.current.fd, self.current.end, self.current.size)
+            self._cut()
             raise
         self.current.end += size
         self.current.last_lsn = self.written_lsn = self._next_lsn - 1
@@ -211,13 +211,14 @@ class Wal:
             self.discard()
             placing.drop()
             if staged:
-                self._disk.cut(current.fd, current.end, current.size)
+                self._cut()
             raise
         current.end += size
         if staged:
             current.last_lsn = self._next_lsn - 2
-        self._disk.shorten(current.fd, current.end)
-        current.size = current.end
+        with suppress(OSError):  # the frame counts already; this only gives space back
+            self._disk.shorten(current.fd, current.end)
+            current.size = current.end
         self.older.append(current)
         fresh.end += placing.length
         fresh.last_lsn = self.written_lsn = self._next_lsn - 1
@@ -232,6 +233,12 @@ class Wal:
         self._staged = []
         self._staged_bytes = 0
         self._staged_from = self._next_lsn
+
+    def _cut(self) -> None:
+        """Some frames may be there in part or whole; recovery must not find them behind the next write. That may go
+        into another file: this one is synced with it, or a power cut brings back what was cut off, with its lsn."""
+        self.current.last_lsn = self._next_lsn
+        self._disk.cut(self.current.fd, self.current.end, self.current.size)
 
     def discard(self) -> None:
         self._placed = None
