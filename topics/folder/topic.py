@@ -147,6 +147,11 @@ class Topic:
         return total(self.trims)
 
     @property
+    def flagged(self) -> int:
+        """Deleted records whose bytes are still there."""
+        return sum(batch.count - batch.live(0) for batch in self.batches)
+
+    @property
     def unsettled(self) -> int:
         """Seqs above what segments hold of a router's destination that are in no file: copies that are in memory, or
         that came and went there. What became of them the next snapshot says."""
