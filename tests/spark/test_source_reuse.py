@@ -179,3 +179,47 @@ def test_cached_frames(session: SparkSession, scene: Scene) -> None:
         assert (few.count(), df.count(), few.where("offset > 90").count()) == (200, 600, 20)
     finally:
         few.unpersist()
+
+
+# --- heads -------------------------------------------------------------------------------------------
+
+
+def _written(api: Client, topic: str, count: int) -> None:
+    assert api.append(topic, *range(count)).status in (200, 201)
+
+
+@pytest.mark.gate
+def test_a_frame_pins_heads_with_its_first_query(spark: SparkSession, api: Client, server: Server, topic: str) -> None:
+    register(spark)
+    _written(api, topic, 10)
+    df = frame(spark, server.data_dir, subscribe=topic)
+    _written(api, topic, 10)
+    assert df.count() == 20, "loading it pins nothing"
+    _written(api, topic, 10)
+    assert (df.count(), df.where("offset > 15").count(), df.union(df).count()) == (20, 5, 40)
+    assert frame(spark, server.data_dir, subscribe=topic).count() == 30
+
+
+def test_with_the_setting_on_a_predicate_pins_newer_heads(
+    spark: SparkSession, api: Client, server: Server, topic: str
+) -> None:
+    """For all queries after it, and for all scans of one query alike."""
+    session = spark.newSession()
+    session.conf.set(PUSHDOWN, "true")
+    register(session)
+    _written(api, topic, 10)
+    df = frame(session, server.data_dir, subscribe=topic)
+    assert df.count() == 10
+    _written(api, topic, 10)
+    assert df.count() == 10
+    assert df.where("offset > 5").union(df).count() == 15 + 20
+    assert df.count() == 20
+
+
+def test_other_views_are_read_anew_by_every_query(spark: SparkSession, api: Client, server: Server, topic: str) -> None:
+    register(spark)
+    _written(api, topic, 10)
+    df = frame(spark, server.data_dir, view="topics").where(f"topic = '{topic}'").select("count")
+    assert [row["count"] for row in df.collect()] == [10]
+    _written(api, topic, 5)
+    assert [row["count"] for row in df.collect()] == [15]
