@@ -17,6 +17,7 @@ from test_pipes import MOVES, STEP, Graph, Life
 
 from spark_pipeline import schemas, tables
 from topics import limits
+from topics.folder.verify import topic_troubles
 from topics.storage.config import TopicConfig
 from topics.storage.routers import encode_rules, routers_path
 
@@ -187,8 +188,11 @@ def test_seqs_that_a_crash_skips_are_counted_as_skipped(
     assert (topic.head_seq, topic.count) == (limits.SEQ_RESERVE + 4 + trimmed, 6)
     assert (topic.skipped_total, topic.lost, topic.trimmed) == (skipped, lost, trimmed)
     assert (unexplained(topic), topic.unsettled) == (0, 0)
+    shard.close_pipe("s", "d", keep=True)
+    shard.close_pipe("s", "d")
     shard.restart(boot=boot)
     assert seen(shard).skipped_total == skipped
+    assert list(topic_troubles(seen(shard))) == [], "what was skipped is no damage when the router is gone"
 
 
 def test_a_copy_that_was_deleted_in_memory_is_counted_once(shard: PipeShard) -> None:
