@@ -147,8 +147,6 @@ class Reading(msgspec.Struct, frozen=True):
             masks.append(pc.greater_equal(_times(group), wanted.start_ms * 1_000))
         if wanted.end_ms is not None:
             masks.append(pc.less(_times(group), wanted.end_ms * 1_000))
-        if wanted.tags is not None:
-            masks.append(pc.is_in(_tags(group), value_set=pa.array(sorted(wanted.tags), pa.string())))
         if not masks:
             return None
         whole = masks[0]

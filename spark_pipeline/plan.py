@@ -52,15 +52,12 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
     start_ms: int | None = None
     end_ms: int | None = None  # not itself
-    tags: frozenset[str] | None = None
 
     def excludes(self, batch: Batch) -> bool:
         """Whether a batch can't hold such a record."""
         if self.start_ms is not None and batch.last_ts < self.start_ms:
             return True
-        if self.end_ms is not None and batch.first_ts >= self.end_ms:
-            return True
-        return self.tags is not None and not batch.tagged
+        return self.end_ms is not None and batch.first_ts >= self.end_ms
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):

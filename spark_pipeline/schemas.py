@@ -40,6 +40,8 @@ _TABLES: dict[str, list[tuple[str, str]]] = {
         ("expired", "bigint"),  # ever, by TTL
         ("lost", "bigint"),  # seqs whose records were in memory only and went with a process or the power
         ("trimmed", "bigint"),  # seqs that stand for what a router's source had lost
+        ("skipped", "bigint"),  # seqs that have no record: the server went on above them after a crash
+        ("unsettled", "bigint"),  # seqs of routers' copies that may be in memory, or came and went there
         ("last_write", "timestamp"),
         ("last_read", "timestamp"),
         ("segments", "int"),

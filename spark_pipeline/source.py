@@ -3,9 +3,11 @@
 Spark makes the source anew in a process of its own for every step (options, schema, planning), pickles the reader to
 the executors, and never gives any of them its session.
 
-Filters: a reader that defines `pushFilters` fails every read unless spark.sql.python.filterPushdown.enabled is set.
-With that setting Spark plans filtered reads in a worker of its own; whether that one is running tells which reader to
-give.
+Plans: Spark 4.2 and 4.3 keep one plan (the partitions and the pickled reader) for each loaded frame. The first query
+makes it and later ones use it, also both sides of a join and every branch of a union. With
+spark.sql.python.filterPushdown.enabled each query that has a predicate makes it again and puts it in the place of the
+old one, for all scans of the frame. So a reader that left out what a predicate excludes would leave it out of other
+queries: there is no `pushFilters` here, and options alone decide what is read.
 
 Mistakes: Spark shows the Python stack of an error, and hides it where an environment variable says so. What is raised
 on purpose says all there is to say in one line, so it sets that variable in the process that is about to fail.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,19 +26,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkContext, SparkFiles
 from pyspark.errors import AnalysisException
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_pipeline import plan, schemas, tables
 from spark_pipeline.batches import ARROW, Reading
-from spark_pipeline.filters import Pushed, pushed
 from spark_pipeline.options import OptionError, Options, parse
 from spark_pipeline.plan import Slice, Wanted
 from topics.errors import TopicsError
 from topics.folder.view import Folder
 
 FORMAT = "topics"
-_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _HIDE_STACK = "SPARK_HIDE_TRACEBACK"
 _TABLE_ROWS = 10_000
 _TRIES = 3  # to read a table while a server replaces files
@@ -65,8 +65,7 @@ class TopicsSource(DataSource):
             options = _here(self.options)
             if options.max_per_trigger:
                 raise OptionError("option maxOffsetsPerTrigger is for streams (spark.readStream), not for spark.read")
-            kind = PushingReader if _pushdown_is_on() else TopicsReader
-            return kind(options, wanted_columns(options, schema))
+            return TopicsReader(options, wanted_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_pipeline.stream import LossStreamReader, RefusedStreamReader, TopicsStreamReader
@@ -103,10 +102,6 @@ def _main_module() -> str:
     return "" if main is None else str(main.name)
 
 
-def _pushdown_is_on() -> bool:
-    return _PUSHDOWN_WORKER in sys.modules or _main_module() == _PUSHDOWN_WORKER
-
-
 @contextmanager
 def plainly() -> Iterator[None]:
     """Errors that are raised on purpose end a worker of Spark without a Python stack."""
@@ -136,7 +131,6 @@ class TopicsReader(DataSourceReader):
     def __init__(self, options: Options, columns: list[tuple[str, str]]) -> None:
         self.options = options
         self.columns = columns
-        self.pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
         with plainly():
@@ -148,9 +142,7 @@ class TopicsReader(DataSourceReader):
         if options.view not in ("records", "leases"):
             plan.subscribed(folder, options)
             return [SlicePartition([])]
-        wanted = [self._narrowed(each) for each in plan.ranges(folder, options) if self._may_hold(each)]
-        wanted = [each for each in wanted if each.first <= each.last]
-        found = list(plan.slices(wanted, self._condition(), deleted=options.deleted))
+        found = list(plan.slices(plan.ranges(folder, options), self._condition(), deleted=options.deleted))
         parts = plan.partitions(found, at_least=options.min_partitions)
         return [SlicePartition(each) for each in parts] or [SlicePartition([])]
 
@@ -158,25 +150,8 @@ class TopicsReader(DataSourceReader):
         assert isinstance(partition, SlicePartition)
         return read(self.options, self.columns, self._condition(), partition)
 
-    def _may_hold(self, wanted: plan.Range) -> bool:
-        return self.pushed.topics is None or plan.shown_name(wanted.topic) in self.pushed.topics
-
-    def _narrowed(self, wanted: plan.Range) -> plan.Range:
-        return plan.Range(wanted.topic, max(wanted.first, self.pushed.first), min(wanted.last, self.pushed.last))
-
     def _condition(self) -> Wanted:
-        starts = [ms for ms in (self.options.start_ms, self.pushed.start_ms) if ms is not None]
-        ends = [ms for ms in (self.options.end_ms, self.pushed.end_ms) if ms is not None]
-        return Wanted(max(starts, default=None), min(ends, default=None), self.pushed.tags)
-
-
-class PushingReader(TopicsReader):
-    """The same for sessions that push filters down."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        if self.options.view == "records":
-            self.pushed = pushed(filters)
-        return filters
+        return Wanted(self.options.start_ms, self.options.end_ms)
 
 
 def read(

@@ -1,12 +1,12 @@
 """Loss: what readers can't have any more against their will, and whether the books balance.
 
-Every seq that was ever given out is a live record, or was deleted by a client, evicted by a cap, expired, lost with a
-process or the power, or stands for what a router's source had lost. What is left over has no explanation.
+Every seq up to a topic's head is a live record, or was deleted by a client, evicted by a cap, expired, lost with a
+process or the power, stands for what a router's source had lost, or was skipped: the server went on above it after a
+crash. What is left over has no explanation.
 
-One thing is in nobody's books: seqs that were in memory only. Those of an ephemeral topic are on no disk, and what a
-crash took is forgotten by number once everything before it has been evicted. Copies that a router has just made are in
-memory for some seconds. So for ephemeral topics, as far as a topic's floor reaches, and above what is on the disk, a
-rest is called uncounted and not unexplained.
+One thing is in nobody's books: seqs that are in memory only. Those of an ephemeral topic are on no disk, and copies
+that a router has just made are in memory for some seconds. So for ephemeral topics, and as far as a destination's seqs
+are unsettled, a rest is called uncounted and not unexplained.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ QUESTION = "What is gone, why, and does every record that was ever written have 
 
 _TOP = 20
 _RANGES = 50
-_WENT = ("deleted", "evicted", "expired", "lost", "trimmed")
+_WENT = ("deleted", "evicted", "expired", "lost", "trimmed", "skipped")
 _REASONS = ("cap", "ttl", "mixed", "lost", "source_trim")
 
 
 def compute(job: Job) -> Result:
     today = F.lit(day_of(job.now_ms))
-    audit = _audited(_settled(job)).withColumn("date", today)
+    audit = _audited(job.view("topics")).withColumn("date", today)
     ranges = job.view("tombstones").withColumn("date", today)
     with kept(audit) as audit, kept(ranges) as ranges:
-        job.save("audit", audit.drop("forgetful"))
+        job.save("audit", audit)
         job.save("tombstones", ranges)
         totals = _totals(audit)
         reasons = _reasons(ranges)
@@ -62,34 +62,12 @@ def _rest() -> Any:
     return rest
 
 
-def _settled(job: Job) -> DataFrame:
-    """The topics. A snapshot shares its segments with the server, and what is deleted there later is deleted here, but
-    not in the snapshot's books: it is entered now, as far as flags in segments show it."""
-    topics = job.view("topics")
-    if not job.frozen:
-        return topics
-    segments = job.view("segments").filter(F.col("kind") == "segment")
-    flagged = segments.groupBy("topic").agg(F.sum("deleted").alias("flagged"))
-    later = F.greatest(F.lit(0), F.least(_rest() - _forgotten() - _in_memory(), F.coalesce("flagged", F.lit(0))))
-    return topics.join(flagged, "topic", "left").withColumn("deleted", F.col("deleted") + later).drop("flagged")
-
-
-def _forgotten() -> Any:
-    """Nothing above the floor is forgotten, and what was counted below it is not either."""
-    return F.greatest(F.lit(0), F.col("evict_floor") - 1 - F.col("evicted") - F.col("expired"))
-
-
-def _in_memory() -> Any:
-    """Copies that are in no segment yet are these at most."""
-    return F.col("head_seq") - F.col("disk_seq")
-
-
 def _audited(topics: DataFrame) -> DataFrame:
     ephemeral = F.col("durability") == "ephemeral"
     # Records in memory look from the disk as if they were lost, and it does not know better after a restart.
     topics = topics.withColumn("lost", F.when(ephemeral, F.lit(0)).otherwise(F.col("lost")))
     rest = _rest()
-    bound = F.when(ephemeral, rest).otherwise(_forgotten() + _in_memory())
+    bound = F.when(ephemeral, rest).otherwise(F.col("unsettled"))
     uncounted = F.greatest(F.lit(0), F.least(rest, bound))
     return topics.select(
         "topic",
@@ -101,8 +79,6 @@ def _audited(topics: DataFrame) -> DataFrame:
         *_WENT,
         uncounted.alias("uncounted"),
         (rest - uncounted).alias("unexplained"),
-        # It is to be on the disk, and yet has seqs that nobody counted.
-        (~ephemeral & (F.least(rest - _in_memory(), _forgotten()) > 0)).alias("forgetful"),
     )
 
 
@@ -115,7 +91,6 @@ def _totals(audit: DataFrame) -> dict[str, Any]:
     row = audit.agg(
         F.count("*").alias("topics"),
         F.count(F.when(F.col("unexplained") != 0, 1)).alias("topics_off"),
-        F.count(F.when(F.col("forgetful"), 1)).alias("topics_uncounted"),
         F.coalesce(F.sum(F.abs("unexplained")), F.lit(0)).alias("unexplained"),
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names),
     ).first()
@@ -146,16 +121,16 @@ def _findings(summary: dict[str, Any], off: list[dict[str, Any]]) -> list[Findin
     if not off:
         text = f"The books of {amounts.several(summary['topics'], 'topic')} balance"
         found.append(Finding("ok", f"{text}: {amounts.several(summary['assigned'], 'seq')} given out."))
-    if summary["topics_uncounted"]:
-        which = amounts.several(summary["topics_uncounted"], "topic")
-        text = f"{which} forgot seqs below the floor: a crash took them when they were in memory only, long ago."
-        found.append(Finding("notice", text))
     if summary["lost"]:
         gone = amounts.several(summary["lost"], "record")
         found.append(Finding("notice", f"{gone} went with a process or the power: they had been in memory only."))
     if summary["trimmed"]:
         gone = amounts.several(summary["trimmed"], "record")
         found.append(Finding("notice", f"{gone} could not be copied by routers: their sources had lost them before."))
+    if summary["skipped"]:
+        seqs = amounts.several(summary["skipped"], "seq")
+        text = f"{seqs} {'was' if summary['skipped'] == 1 else 'were'} skipped by a crash: no record had or will have "
+        found.append(Finding("ok", f"{text}{'it' if summary['skipped'] == 1 else 'them'}."))
     if summary["evicted"] or summary["expired"]:
         text = f"Caps have taken {amounts.several(summary['evicted'], 'record')}, TTLs {summary['expired']:,}."
         found.append(Finding("ok", text))
@@ -185,7 +160,8 @@ def _tables(
             title="Topics that lost most to caps, TTLs and accidents",
             columns=books,
             rows=[(row["topic"], *(row[name] for name in columns)) for row in worst],
-            note=f"At most {_TOP}. Assigned is what was ever given out. Uncounted: in memory only; on no disk.",
+            note=f"At most {_TOP}. Assigned is every seq up to the head. Skipped: passed over after a crash, without a "
+            "record. Uncounted: in memory only; on no disk.",
         )
     )
     tables.append(

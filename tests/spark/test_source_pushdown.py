@@ -1,7 +1,4 @@
-"""Predicates: the same rows whether Spark hands them to the source or not, and fewer blocks to read if it does.
-
-Without spark.sql.python.filterPushdown.enabled a reader that took filters would fail every read; ours takes none then.
-"""
+"""Predicates: the same rows whether Spark hands them to the source or not; it leaves all of them to Spark."""
 
 from __future__ import annotations
 
@@ -16,11 +13,10 @@ from e2e.client import Client
 from e2e.server import Server, eventually
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from spark_pipeline.source import PushingReader, register
+from spark_pipeline.source import register
 
-from .sourceplay import Row, flushed, frame, pieces, reader, rows_of, said
+from .sourceplay import Row, flushed, frame, said
 from .sourceworld import SMALL_SEGMENTS
 
 pytestmark = pytest.mark.timeout(400)  # the first query of a session takes long on a busy machine
@@ -71,9 +67,10 @@ def _append(api: Client, topic: str, batch: int) -> None:
 
 @pytest.fixture(scope="module")
 def on(spark: SparkSession) -> SparkSession:
-    register(spark)
-    assert spark.conf.get(PUSHDOWN) == "true"
-    return spark
+    session = spark.newSession()
+    session.conf.set(PUSHDOWN, "true")
+    register(session)
+    return session
 
 
 @pytest.fixture(scope="module")
@@ -173,71 +170,18 @@ def test_the_rows_are_the_same_with_and_without(request: pytest.FixtureRequest, 
         assert found[where] == expected, where
 
 
-def pushing(scene: Scene, *filters: Filter, **options: str) -> PushingReader:
-    plain = reader(scene.data_dir, **options)
-    made = PushingReader(plain.options, plain.columns)
-    assert list(made.pushFilters(list(filters))) == list(filters), "Spark goes on to check every one of them"
-    return made
+@pytest.mark.parametrize("which", ["on", "off"])
+def test_a_loss_is_a_loss_whatever_the_predicate(
+    request: pytest.FixtureRequest, which: str, api: Client, server: Server, topic: str
+) -> None:
+    api.put(topic, cap_records=3)
+    api.append(topic, *range(9))
+    df = frame(request.getfixturevalue(which), server.data_dir, startingOffsets=f'{{"{topic}": 1}}')
+    with pytest.raises(Exception, match=rf"topic {topic}: records 1 to 6 are gone"):
+        df.where("offset > 7").count()
 
 
-def test_what_can_not_match_is_not_read(scene: Scene) -> None:
-    every = pieces(reader(scene.data_dir))
-    assert len([1 for topic, _ in every if topic == "p"]) == 40
-    moment = datetime.fromtimestamp(scene.middle / 1_000, UTC)
-    assert pieces(pushing(scene, EqualTo(("topic",), "q"))) == [("q", 1)]
-    assert pieces(pushing(scene, In(("topic",), ("q", "r")))) == [("q", 1), ("r", 1)]
-    assert pieces(pushing(scene, GreaterThan(("offset",), 532))) == [("p", 533), ("p", 547)]
-    assert pieces(pushing(scene, EqualTo(("topic",), "p"), In(("offset",), (1, 15)))) == [("p", 1), ("p", 15)]
-    tagged = pieces(pushing(scene, EqualTo(("key",), "b")))
-    assert tagged == [*(("p", 1 + 56 * n) for n in range(10)), ("q", 1), ("r", 1)]
-    late = pieces(pushing(scene, GreaterThanOrEqual(("timestamp",), moment)))
-    assert late == [each for each in every if each[0] != "p" or each[1] >= 281]
-    early = pieces(pushing(scene, LessThan(("timestamp",), moment), EqualTo(("topic",), "p")))
-    assert early == [each for each in every if each[0] == "p" and each[1] <= 281]
-    assert pieces(pushing(scene, EqualTo(("topic",), "p"), EqualTo(("topic",), "q"))) == []
-    assert pieces(pushing(scene, GreaterThan(("offset",), 9), LessThanOrEqual(("offset",), 3))) == []
-
-
-def test_predicates_narrow_what_the_options_ask_for(scene: Scene) -> None:
-    made = pushing(
-        scene,
-        LessThan(("offset",), 40),
-        EqualTo(("key",), "a"),
-        subscribe="p",
-        startingOffsets='{"p": 9}',
-        endingOffsets='{"p": 500}',
-    )
-    found = [row["offset"] for part in made.partitions() for row in rows_of(made.read(part))]
-    assert found == [9, 11, 13]
-
-
-def test_a_loss_is_a_loss_whatever_the_predicate(start_server: Callable[..., Server]) -> None:
-    """Otherwise it would depend on a setting of the session whether a query fails."""
-    server = start_server()
-    with server.client() as api:
-        api.put("t", cap_records=3)
-        api.append("t", *range(9))
-    plain = reader(server.data_dir, startingOffsets='{"t": 1}')
-    made = PushingReader(plain.options, plain.columns)
-    made.pushFilters([GreaterThan(("offset",), 7)])
-    with pytest.raises(Exception, match=r"topic t: records 1 to 6 are gone"):
-        made.partitions()
-
-
-@pytest.mark.gate
-def test_spark_hands_them_over(on: SparkSession, off: SparkSession, scene: Scene) -> None:
-    """Seen by the tasks that are left."""
-    tasks = {}
-    for name, session in (("on", on), ("off", off)):
-        df = frame(session, scene.data_dir, minPartitions="1000").where("topic = 'p' AND offset = 20")
-        assert [row["offset"] for row in df.collect()] == [20]
-        tasks[name] = df.rdd.getNumPartitions()
-    assert tasks["on"] == 1
-    assert tasks["off"] >= 42
-
-
-def test_views_other_than_records_take_none(on: SparkSession, scene: Scene) -> None:
-    """They have columns of the same names."""
+def test_other_views_have_columns_of_the_same_names(on: SparkSession, scene: Scene) -> None:
     found = frame(on, scene.data_dir, view="topics").where("topic = 'q' AND count > 0").collect()
     assert [row["topic"] for row in found] == ["q"]
     assert frame(on, scene.data_dir, view="leases").where("offset > 5").count() == 0

@@ -30,7 +30,7 @@ from topics.storage.format import DELETED
 OPTIONS = Options(path="/data")
 
 
-def batch(first: int, count: int, *, length: int = 100, ts: tuple[int, int] = (0, 0), tagged: bool = False) -> Batch:
+def batch(first: int, count: int, *, length: int = 100, ts: tuple[int, int] = (0, 0)) -> Batch:
     return Batch(
         file="f",
         wal=False,
@@ -42,7 +42,7 @@ def batch(first: int, count: int, *, length: int = 100, ts: tuple[int, int] = (0
         first_ts=ts[0],
         last_ts=ts[1],
         size=count,
-        tagged=tagged,
+        tagged=False,
     )
 
 
@@ -66,14 +66,13 @@ def firsts(found: list[Slice]) -> list[int]:
 
 
 def test_only_batches_that_hold_what_is_wanted() -> None:
-    made = topic(*(batch(first, 10, ts=(first, first + 9), tagged=first == 11) for first in (1, 11, 21, 31)))
+    made = topic(*(batch(first, 10, ts=(first, first + 9)) for first in (1, 11, 21, 31)))
     assert firsts(sliced(made)) == [1, 11, 21, 31]
     assert firsts(sliced(made, 10, 21)) == [1, 11, 21]
     assert firsts(sliced(made, 11, 20)) == [11]
     assert firsts(sliced(made, start_ms=20)) == [11, 21, 31]
     assert firsts(sliced(made, end_ms=11)) == [1]
     assert firsts(sliced(made, start_ms=12, end_ms=15)) == [11]
-    assert firsts(sliced(made, tags=frozenset("x"))) == [11]
     assert sliced(made, 41, 50) == []
 
 

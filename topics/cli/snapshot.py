@@ -35,7 +35,7 @@ from topics.cli.snapshotlinks import (
 )
 from topics.cli.terminal import cell, say
 from topics.errors import TopicsError
-from topics.folder.files import Files
+from topics.folder.files import Deletes, Files
 from topics.folder.holdings import Holding, holdings
 from topics.folder.view import Folder
 from topics.storage.manifest import MANIFEST_NAME, SNAPSHOT_NOTE, encode_manifest
@@ -57,6 +57,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     linked_files: int
     copied_bytes: int
     cold: str | None = None  # where its segments of the cold tier are, if they could not be linked here
+
+
+class _Written(Snapshot, frozen=True, kw_only=True):
+    """And what only a reader of the folder wants to know."""
+
+    deletes: dict[str, Deletes]  # by topic id, where there are any
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +295,13 @@ def _fill(folder: Folder, work: str, name: str, apart: str | None) -> Snapshot:
         copied_bytes=copied,
         cold=cold,
     )
-    _write(os.path.join(work, SNAPSHOT_NOTE), msgspec.json.encode(made) + b"\n")
+    deletes = {
+        f"{topic.id:016x}": Deletes(topic.deleted_total, topic.flagged)
+        for topic in folder.topics
+        if topic.deleted_total or topic.flagged
+    }
+    written = _Written(**msgspec.structs.asdict(made), deletes=deletes)
+    _write(os.path.join(work, SNAPSHOT_NOTE), msgspec.json.encode(written) + b"\n")
     return made
 
 

@@ -41,10 +41,18 @@ class Superseded(Exception):
     """Files went or changed while they were read: there is a newer snapshot or another layout. Start over."""
 
 
-class _Note(msgspec.Struct):
+class Deletes(msgspec.Struct, frozen=True, array_like=True):
+    """What of a topic was deleted when a snapshot was made."""
+
+    total: int  # ever
+    flagged: int  # of those, records whose bytes are still there
+
+
+class Note(msgspec.Struct):
     """What counts here of snapshot.json."""
 
     created_ms: int
+    deletes: dict[str, Deletes] | None = None  # by topic id; None: of a version that did not note them
 
 
 @contextmanager
@@ -87,10 +95,15 @@ class Files:
 
     def frozen_ms(self) -> int | None:
         """A snapshot stays as it was when it was made: this is its time. None: it is a data folder."""
+        note = self.read_note()
+        return None if note is None else note.created_ms
+
+    def read_note(self) -> Note | None:
+        """None: it is a data folder and no snapshot."""
         path = os.path.join(self.data_dir, SNAPSHOT_NOTE)
         try:
             with reading(path), open(path, "rb") as file:
-                return msgspec.json.decode(file.read(), type=_Note).created_ms
+                return msgspec.json.decode(file.read(), type=Note)
         except FileNotFoundError:
             return None
         except CorruptData:

@@ -9,6 +9,8 @@ may tell that it went otherwise, because the server counts a batch when it can b
     deleted   a flag on the disk, or a DELETE frame: silent
     evicted   below evict_floor and not deleted: a tombstone
     hole      never reached the disk (an ephemeral topic's, or lost with a process or the power): a tombstone
+    skipped   never a record: a recovery went on above it, or a hole or a trim that lies below the floor: silent
+    unsettled of a router's destination: may be a copy in memory; the server knows
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 from topics.errors import CorruptData
 from topics.folder.batch import Batch
+from topics.folder.ranges import minus, total
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
@@ -60,6 +63,8 @@ class Topic:
         self.deleted_before = 0  # of those, by the time of the snapshot
         self.evicted_total = 0
         self.expired_total = 0
+        self.skipped_total = 0
+        self.lost_total = 0  # of evicted_total: in holes
         self.segments: list[SegmentState] = []
         self.holes: list[tuple[int, int]] = []
         self.trims: list[tuple[int, int]] = []
@@ -84,6 +89,8 @@ class Topic:
         topic.deleted_total = topic.deleted_before = state.deleted_total
         topic.evicted_total = state.evicted_total
         topic.expired_total = state.expired_total
+        topic.skipped_total = state.skipped_total
+        topic.lost_total = state.lost_total
         topic.segments = state.segments
         topic.holes = list(state.holes)
         topic.trims = list(state.trims)
@@ -132,12 +139,27 @@ class Topic:
 
     @property
     def lost(self) -> int:
-        """Seqs in holes that lie above what was evicted."""
-        return sum(last - max(first, self.evict_floor) + 1 for first, last in self.holes if last >= self.evict_floor)
+        """Seqs in holes, ever; those that recovery has entered as evicted, too."""
+        return total(self.holes) + self.lost_total
 
     @property
     def trimmed(self) -> int:
-        return sum(last - first + 1 for first, last in self.trims)
+        return total(self.trims)
+
+    @property
+    def flagged(self) -> int:
+        """Deleted records whose bytes are still there."""
+        return sum(batch.count - batch.live(0) for batch in self.batches)
+
+    @property
+    def unsettled(self) -> int:
+        """Seqs above what segments hold of a router's destination that are in no file: copies that are in memory, or
+        that came and went there. What became of them the next snapshot says."""
+        if self.pipe is None:
+            return 0
+        settled = max(self.flushed_seq, self.pipe.flushed_to)
+        there = [(batch.first, batch.last) for batch in self._since(self._position(settled + 1))]
+        return total(minus([(settled + 1, self.head_seq)], [*there, *self.holes, *self.trims]))
 
     def find_gap(self, first: int, last: int) -> tuple[int, int, str] | None:
         """The first range within these seqs that was lost against the reader's will, and why. Records of an ephemeral
@@ -246,8 +268,9 @@ class Topic:
         self._count -= deleted
         if fresh:
             # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many
-            # of a range were deleted before nobody can tell then.
-            self.deleted_total += deleted if frame.seqs is None else len(frame.seqs)
+            # of a range were deleted before nobody can tell then. A router's copy may have been in memory only.
+            self.deleted_total += deleted + len(frame.sources) if frame.seqs is None else len(frame.seqs)
+            self.head_seq = max([self.head_seq, *(frame.seqs or ())])
         self._trim()
 
     # --- caps and TTL ---

@@ -239,8 +239,9 @@ def topic_troubles(topic: Topic) -> Iterator[str]:
     if topic.pipe is not None or topic.config.durability == "ephemeral":
         return  # some of its records are in memory alone
     unknown = missing_seqs(topic)
-    if unknown > topic.deleted_before:  # what was deleted since is still in a file
-        yield f"{unknown} seqs have no record, and only {topic.deleted_before} were deleted before the snapshot"
+    known = topic.deleted_before + topic.skipped_total  # what was deleted since is still in a file
+    if unknown > known:
+        yield f"{unknown} seqs have no record, and only {known} were deleted or skipped before the snapshot"
 
 
 def missing_seqs(topic: Topic) -> int:

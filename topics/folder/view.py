@@ -10,7 +10,7 @@ import time
 
 from topics.errors import CorruptData, FormatError, TopicsError
 from topics.folder.batch import Batch
-from topics.folder.files import Files, Superseded, reading
+from topics.folder.files import Deletes, Files, Superseded, reading
 from topics.folder.shard import Shard
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns
@@ -85,13 +85,23 @@ class Folder:
                 raise Superseded
 
     def _settle(self, now_ms: int | None) -> None:
+        note = self.files.read_note()
         if now_ms is None:
-            now_ms = self.files.frozen_ms() or time.time_ns() // 1_000_000
+            now_ms = time.time_ns() // 1_000_000 if note is None else note.created_ms
         self.taken_ms = now_ms
+        if note is not None and note.deletes is not None:
+            self._enter_later_deletes(note.deletes)
         for shard in self.shards:
             now = max(self.taken_ms, shard.clock_ms)
             for topic in shard.topics.values():
                 topic.retain(now_ms=now, columns=self.columns)
+
+    def _enter_later_deletes(self, known: dict[str, Deletes]) -> None:
+        """A snapshot shares its segments with the server, which sets flags in them when clients delete. Its books don't
+        say so, but it is known how many flags there were when it was made."""
+        for topic in self.topics:
+            then = known.get(f"{topic.id:016x}", Deletes(0, 0))
+            topic.deleted_total = then.total + topic.flagged - then.flagged
 
     def _read_rules(self) -> list[Rule]:
         path = routers_path(self.files.data_dir)

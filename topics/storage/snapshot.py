@@ -66,6 +66,8 @@ class TopicState(msgspec.Struct, array_like=True):
     pipe: PipeState | None = None
     trims: list[tuple[int, int]] = []  # seqs that stand for records which the source had lost before they were copied
     hops: list[tuple[int, int, int]] = []  # first seq, last seq, routers passed in a ring; only what may go round again
+    skipped_total: int = 0  # seqs that no record has and no range above names: see Topic.pass_over
+    lost_total: int = 0  # of evicted_total: seqs of holes, which no cap took
 
 
 class ShardState(msgspec.Struct, array_like=True):
@@ -84,7 +86,10 @@ _decode_topic = msgspec.msgpack.Decoder(TopicState).decode
 
 
 def encode_topic(state: TopicState) -> bytes:
-    return _encode_shard(state)
+    """Without the last two fields where they say nothing, as in most topics: those of all are read at every start."""
+    if state.skipped_total or state.lost_total:
+        return _encode_shard(state)
+    return _encode_shard(msgspec.structs.astuple(state)[:-2])
 
 
 def decode_topic(raw: bytes | msgspec.Raw) -> TopicState:

@@ -32,7 +32,7 @@ from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
 from topics.walshard.syncer import Synced, Syncer
-from topics.walshard.topic import Topic, merge_ranges
+from topics.walshard.topic import Topic, count_seqs, merge_ranges
 from topics.walshard.wal import Wal
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -226,8 +226,11 @@ class Commit:
             self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
+            topic.pass_over(count_seqs(topic.trims) - count_seqs(kept))
             topic.trims = merge_ranges([*kept, (first, seq)])
         topic.head_seq = seq
+        # Copies that went with the process, and that a client or a cap had taken before, are counted already.
+        topic.pass_over(min(topic.unaccounted, 0 if trimmed else seq - first + 1))
         topic.next_seq = seq + 1
         topic.touched()
         self.on_publish(topic)

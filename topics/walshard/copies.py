@@ -43,6 +43,7 @@ class Pipe:
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet
+        self.counted_to = 0  # what caps and TTL took up to here was in the counts of the snapshot
         self.deriving = False  # copies that readers may have seen are being made again
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
         self.deleted: set[int] = set()  # copies that a client removed and no segment shows yet: see sources_of

@@ -282,7 +282,7 @@ class Pipes:
         if topic.ephemeral:
             pipe.flushed(last)  # its records are never written down: a restart goes on from here
         if pipe.deriving:
-            self._remove_again(topic, last)
+            self._remove_again(topic, pipe, last)
             if request.level:
                 self._derived(topic, pipe)
         topic.touched()
@@ -299,13 +299,17 @@ class Pipes:
             counted = topic.deleted_total
             topic.delete_seqs(gone)
             topic.deleted_total = counted
+            if not pipe.deriving:
+                topic.pass_over(len(gone))  # other seqs than those that were counted
 
     @staticmethod
-    def _remove_again(topic: Topic, last: int) -> None:
-        """The same for what caps and TTL had taken."""
+    def _remove_again(topic: Topic, pipe: Pipe, last: int) -> None:
+        """The same for what caps and TTL had taken; what they took after the snapshot nobody has counted yet."""
         counted = topic.evicted_total, topic.expired_total
-        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
+        known = min(last, pipe.counted_to)
+        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, known), ttl_seq=min(topic.ttl_seq, known))
         topic.evicted_total, topic.expired_total = counted
+        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
 
 
 def _busy() -> ApiError:

@@ -51,7 +51,7 @@ from topics.walshard.idempotency import Remembered
 from topics.walshard.loading import Loader, recount
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles
-from topics.walshard.topic import Topic, Totals, merge_ranges
+from topics.walshard.topic import Topic, Totals, count_seqs, merge_ranges
 from topics.walshard.wal import WalFile
 
 _decode_topic_frame = msgspec.msgpack.Decoder(TopicFrame).decode
@@ -129,6 +129,7 @@ class Recovery:
         self._topics: dict[int, Topic] = {}
         self._snapshot_heads: dict[int, int] = {}
         self._floors: dict[int, int] = {}
+        self._logged: dict[int, list[tuple[int, int]]] = {}  # of destinations: the seqs of batches in the WAL
         self._dropped: list[Topic] = []
         self._wal_files: list[WalFile] = []
         self._jumped = False
@@ -384,6 +385,7 @@ class Recovery:
         expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
         if topic.pipe is not None:
             topic.pipe.direct = max(topic.pipe.direct, row.last)
+            self._logged.setdefault(topic.id, []).append((row.first, row.last))
         elif row.first > expected:
             self._lost(topic, expected, row.first - 1)
         row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
@@ -417,6 +419,11 @@ class Recovery:
             topic.pipe.deleted.update(delete.sources)  # copies that are made again must not come back
         if not fresh:
             topic.deleted_total = counted
+        elif delete.seqs:
+            # All of them were live. Copies were in memory, and the flags of others may be on the disk already.
+            topic.deleted_total = counted + len(delete.seqs)
+        else:
+            topic.deleted_total += len(delete.sources)
 
     def _configure(self, topic: Topic | None, frame: Frame) -> None:
         body = _decode_topic_frame(frame.body)
@@ -469,12 +476,16 @@ class Recovery:
             # What is lost below the first live record is an eviction like any other.
             while topic.holes and topic.holes[0][0] <= topic.earliest_seq:
                 first, last = topic.holes.pop(0)
+                below = max(0, min(last + 1, topic.evict_floor) - first)
+                evicted = topic.evicted_total
                 topic.evicted_total += max(0, last - max(first, topic.evict_floor) + 1)
                 topic.cap_seq = max(topic.cap_seq, last)
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
                 # Some of them a client had deleted before: those are counted already.
                 most = head - topic.count - topic.deleted_total - topic.expired_total
                 topic.evicted_total = min(topic.evicted_total, most)
+                topic.lost_total += max(0, topic.evicted_total - evicted)
+                topic.pass_over(max(0, min(below, topic.unaccounted)))
             topic.touched()
 
     def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:
@@ -488,16 +499,21 @@ class Recovery:
         if same_boot and not pipe.ring and not rejects and pipe.direct <= max(pipe.flushed_to, topic.flushed_seq):
             pipe.deriving = True
             head = known
+            passed = 0
             topic.trims = [trim for trim in topic.trims if trim[1] <= head]
         else:
+            settled = max(pipe.flushed_to, topic.flushed_seq)
             head = pipe.flushed_to = max(known, topic.ceiling)  # nothing up to it will be filled in
             self._jumped = True
             if not same_boot and topic.config.durability == "disk" and head > known:
                 self._lost(topic, known + 1, head)
+            there = [*self._logged.get(topic.id, []), *topic.holes, *topic.trims]
+            passed = _missing(settled + 1, head, there)
         topic.head_seq = head
         topic.next_seq = head + 1
         topic.sure_ceiling = topic.ceiling
-        topic.touched()
+        # What a client or a cap had taken of them is counted already.
+        topic.pass_over(max(0, min(passed, topic.unaccounted)))
 
     def _sync_recovered(self) -> None:
         """What a dead process wrote may never have been synced; nobody may read it before it is."""
@@ -506,6 +522,12 @@ class Recovery:
 
     def _report(self, offset: int) -> None:
         self._progress(min(999, (self._worked + offset) * 1000 // self._work))
+
+
+def _missing(first: int, last: int, there: list[tuple[int, int]]) -> int:
+    """How many of these seqs are in none of the ranges."""
+    within = [(max(first, begin), min(last, end)) for begin, end in there if begin <= last and end >= first]
+    return last - first + 1 - count_seqs(merge_ranges(within))
 
 
 def _nonzero(data: mmap.mmap | bytes, start: int) -> bool:

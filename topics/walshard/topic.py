@@ -82,6 +82,8 @@ class Topic:
         self.pipe: Pipe | None = None  # it is a router's destination
         self.trims: list[tuple[int, int]] = []  # stand for what the source lost before it was copied; ascending
         self.hops: list[tuple[int, int, int]] = []  # of copies in a ring: first, last, routers passed
+        self.skipped_total = 0  # see pass_over
+        self.lost_total = 0  # of evicted_total: seqs that went with a process or the power, and by no cap
         # runtime
         self.totals = totals
         self.next_seq = 1
@@ -260,6 +262,19 @@ class Topic:
             self.unread = row
             self.totals.unreadable.append((self.name, str(error)))
 
+    @property
+    def unaccounted(self) -> int:
+        """Seqs up to the head that no count and no range stands for: 0, if nothing is in memory only."""
+        gone = self.deleted_total + self.evicted_total + self.expired_total + self.skipped_total
+        return self.head_seq - self.count - gone - count_seqs([*self.holes, *self.trims])
+
+    def pass_over(self, seqs: int) -> None:
+        """Count seqs that have no record and that no hole or trim names (any more): a recovery went on above them, or
+        they lie below the floor. Every seq up to the head is live, deleted, evicted, expired, in a hole or a trim, or
+        one of these. Negative: so many of a new trim had been counted when they were copies in memory."""
+        self.skipped_total += seqs
+        self.touched()
+
     def delete_before(self, seq: int) -> int:
         """Every live published record below seq."""
         deleted = 0
@@ -361,6 +376,8 @@ class Topic:
             pipe=None if self.pipe is None else self.pipe.state(),
             trims=self.trims,
             hops=self.hops,
+            skipped_total=self.skipped_total,
+            lost_total=self.lost_total,
         )
 
     def _outlives(self, remembered: Remembered) -> bool:
@@ -390,7 +407,11 @@ class Topic:
         self.holes = state.holes
         self.trims = state.trims
         self.hops = state.hops
-        self.pipe = None if state.pipe is None else Pipe.restore(state.pipe)
+        self.skipped_total = state.skipped_total
+        self.lost_total = state.lost_total
+        if state.pipe is not None:
+            self.pipe = Pipe.restore(state.pipe)
+            self.pipe.counted_to = max(state.cap_seq, state.ttl_seq)
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
 
@@ -404,6 +425,10 @@ def merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, last))
     return merged
+
+
+def count_seqs(ranges: list[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
 
 
 def record_sizes(row: Row) -> array[int]:
