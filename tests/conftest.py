@@ -19,8 +19,13 @@ import figures
 import pytest
 from accounting import Accounting
 from e2e.server import Server
+from hypothesis import settings
 from scheduling import FamilyScheduling, family_of, rank_of
 from xdist.remote import Producer
+
+# How long an example takes on a machine that is busy with other tests says nothing.
+settings.register_profile("topics", settings(), deadline=None)
+settings.load_profile("topics")
 
 # Families whose tests start and kill whole servers, a Spark or a browser: `make test` runs what proves each feature.
 SLOW = ("browser", "fuzz", "recovery", "spark")

@@ -25,6 +25,12 @@ def fork_servers(pid: int) -> list[int]:
     return [child for child, name in children(pid).items() if name == "forkserver"]
 
 
+def the_fork_server(pid: int) -> int:
+    """A child has its name for a moment, too."""
+    eventually(lambda: len(fork_servers(pid)) == 1, what="one fork server")
+    return fork_servers(pid)[0]
+
+
 Script = Callable[[Spawner], Awaitable[None]]
 
 
@@ -56,7 +62,7 @@ def test_a_child_is_ours_and_no_child_of_the_fork_server(run: Callable[[Script],
     async def script(spawner: Spawner) -> None:
         process = await spawner.spawn()
         eventually(lambda: children(os.getpid())[process.pid] == "child")
-        (server,) = fork_servers(os.getpid())
+        server = the_fork_server(os.getpid())
         assert children(server) == {}
         assert not process.ended
         assert await end(process) == "SIGKILL"
@@ -99,7 +105,7 @@ def test_a_child_that_is_never_booted_ends_with_its_channel(run: Callable[[Scrip
 def test_a_fork_server_that_was_killed_is_replaced(run: Callable[[Script], None]) -> None:
     async def script(spawner: Spawner) -> None:
         before = await spawner.spawn()
-        (server,) = fork_servers(os.getpid())
+        server = the_fork_server(os.getpid())
         os.kill(server, signal.SIGKILL)
         KILLS.add()
         eventually(lambda: gone(server))
@@ -116,7 +122,7 @@ def test_a_fork_server_that_does_not_answer_is_given_up(
 ) -> None:
     async def script(spawner: Spawner) -> None:
         await end(await spawner.spawn())
-        (server,) = fork_servers(os.getpid())
+        server = the_fork_server(os.getpid())
         os.kill(server, signal.SIGSTOP)
         STOPS.add()
         monkeypatch.setattr(spawner_module, "_PATIENCE_S", 0.1)
@@ -134,7 +140,7 @@ def test_whoever_stops_waiting_leaves_nothing_to_the_next(run: Callable[[Script]
 
     async def script(spawner: Spawner) -> None:
         await end(await spawner.spawn())
-        (server,) = fork_servers(os.getpid())
+        server = the_fork_server(os.getpid())
         os.kill(server, signal.SIGSTOP)
         STOPS.add()
         with trio.move_on_after(0.1):
@@ -152,7 +158,7 @@ def test_a_close_ends_every_wait(run: Callable[[Script], None]) -> None:
 
     async def script(spawner: Spawner) -> None:
         await end(await spawner.spawn())
-        (server,) = fork_servers(os.getpid())
+        server = the_fork_server(os.getpid())
         os.kill(server, signal.SIGSTOP)
         STOPS.add()
 
@@ -182,7 +188,7 @@ def server(start: Callable[..., RoleServer]) -> RoleServer:
 
 
 def test_a_dead_fork_server_costs_the_server_nothing(server: RoleServer) -> None:
-    (forks,) = fork_servers(server.pid)
+    forks = the_fork_server(server.pid)
     os.kill(forks, signal.SIGKILL)
     KILLS.add()
     eventually(lambda: gone(forks))
@@ -193,21 +199,21 @@ def test_a_dead_fork_server_costs_the_server_nothing(server: RoleServer) -> None
 
 
 def test_the_fork_server_ends_with_its_supervisor(server: RoleServer) -> None:
-    (forks,) = fork_servers(server.pid)
+    forks = the_fork_server(server.pid)
     os.kill(server.pid, signal.SIGKILL)
     KILLS.add()
     eventually(lambda: gone(forks), what="an end")
 
 
 def test_a_stopped_supervisor_leaves_no_fork_server(server: RoleServer) -> None:
-    (forks,) = fork_servers(server.pid)
+    forks = the_fork_server(server.pid)
     server.popen.send_signal(signal.SIGTERM)
     assert server.popen.wait(30) == 0
     assert not Path(f"/proc/{forks}").exists()
 
 
 def test_a_stop_does_not_wait_for_a_fork(server: RoleServer) -> None:
-    (forks,) = fork_servers(server.pid)
+    forks = the_fork_server(server.pid)
     os.kill(forks, signal.SIGSTOP)
     STOPS.add()
     os.kill(server.pids()["gateway-0"], signal.SIGKILL)
@@ -220,7 +226,7 @@ def test_a_stop_does_not_wait_for_a_fork(server: RoleServer) -> None:
 
 def test_a_fork_is_quick(server: RoleServer) -> None:
     """The point of it: a fresh interpreter needs 0.2 s of processor time at least."""
-    (forks,) = fork_servers(server.pid)
+    forks = the_fork_server(server.pid)
 
     def ticks() -> int:
         fields = Path(f"/proc/{forks}/stat").read_text().rpartition(")")[2].split()

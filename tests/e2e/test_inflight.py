@@ -394,8 +394,7 @@ def test_whoever_waits_for_each_answer_is_never_refused_over_http2(lonely: Serve
 
 def test_both_lanes_count_together(counted: Server) -> None:
     with Holding(counted, lane="http1") as one, Holding(counted, lane="http2") as two:
-        for at in range(MOST - 1):
-            (one, two)[at % 2].attempt()
+        settle(counted, *[(one, two)[at % 2].attempt() for at in range(MOST - 1)])
         last = two.fill(1)
         for lane in LANES:
             assert_refused(ask(counted, lane=lane))

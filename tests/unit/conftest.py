@@ -33,3 +33,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _make_small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
     patch.setattr(limits, "BLOCK_RECORDS", 8)
+
+
+@pytest.fixture(autouse=True)
+def _rounds_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of a gateway ends after some milliseconds of the real clock, which a busy machine takes for nothing. Tests
+    of that bound set their own."""
+    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 60_000_000_000)
