@@ -66,6 +66,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     old_layout: int | None = None
     old_shards: int | None = None
     cold: str | None = None  # where segments may be that are not in the data folder
+    cold_id: str | None = None  # what its marker says
 
     @property
     def changes(self) -> bool:
@@ -165,13 +166,14 @@ class DataDir:
             manifest = settled
             write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
-            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold)
+            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold, cold_id=manifest.cold_id)
         return LayoutPlan(
             layout=manifest.layout + 1,
             shards=wal_shards,
             old_layout=manifest.layout,
             old_shards=manifest.shards,
             cold=manifest.cold,
+            cold_id=manifest.cold_id,
         )
 
     def commit_layout(self, plan: LayoutPlan) -> LayoutPlan:
@@ -179,7 +181,7 @@ class DataDir:
         before = read_manifest(self.path)
         assert before is not None, "there is one before there is a plan"
         write_manifest(self.path, msgspec.structs.replace(before, layout=plan.layout, shards=plan.shards))
-        return LayoutPlan(layout=plan.layout, shards=plan.shards, cold=plan.cold)
+        return LayoutPlan(layout=plan.layout, shards=plan.shards, cold=plan.cold, cold_id=plan.cold_id)
 
     def close(self) -> None:
         os.close(self.lock_fd)

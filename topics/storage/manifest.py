@@ -13,6 +13,12 @@ SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments ar
 RESTORE_NOTE = "restore.json"  # in a folder into which a backup is being restored; the manifest comes last
 
 
+class ColdNote(msgspec.Struct, frozen=True):
+    """What cold.json says."""
+
+    id: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: int
     layout: int

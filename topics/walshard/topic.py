@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from topics.errors import CorruptData
+from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
@@ -245,7 +245,7 @@ class Topic:
         and together as many bytes as before."""
         try:
             return record_sizes(row)
-        except (CorruptData, OSError) as error:
+        except (CorruptData, Unreachable, OSError) as error:
             self.can_not_read(row, error)
             row.sizes = array("I", [row.size // row.live]) * row.count
             return row.sizes
