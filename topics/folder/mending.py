@@ -24,14 +24,14 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from topics.errors import CorruptData, FormatError, TopicsError
+from topics.errors import CorruptData, FormatError
 from topics.folder import inventory
 from topics.folder.checking import UNREADABLE
-from topics.folder.files import Files
+from topics.folder.files import ColdTierAway, Files
 from topics.folder.shardmending import ShardPlan, mend_shard
 from topics.storage.config import owner_of_id
 from topics.storage.format import FORMAT_VERSION
-from topics.storage.manifest import COLD_NOTE, MANIFEST_NAME, RESTORE_NOTE, Manifest, encode_manifest
+from topics.storage.manifest import MANIFEST_NAME, RESTORE_NOTE, Manifest, encode_manifest
 from topics.storage.paths import index_path, parse_numbered, shard_dir
 from topics.storage.routers import ROUTERS_MAGIC, decode_rules, routers_path
 from topics.storage.snapshot import decode_snapshot, decode_topic, with_header
@@ -107,27 +107,10 @@ def _take(found: Plan, shard: ShardPlan) -> None:
     found.hopeless += shard.hopeless
 
 
-class _ColdNote(msgspec.Struct):
-    """What counts here of cold.json."""
-
-    id: str
-
-
 def _refuse_without_cold(files: Files) -> None:
     """Segments on a disk that is not mounted are not lost."""
-    for tier, root in files.roots():
-        if tier == "cold" and not _is_cold_tier(root, files.manifest.cold_id):
-            raise TopicsError(f"{root}: the cold tier of this folder is not there: mount it first")
-
-
-def _is_cold_tier(root: str, id: str | None) -> bool:
-    if id is None:
-        return os.path.isdir(root)
-    try:
-        with open(os.path.join(root, COLD_NOTE), "rb") as source:
-            return msgspec.json.decode(source.read(), type=_ColdNote).id == id
-    except (OSError, msgspec.DecodeError):
-        return False
+    if (away := files.cold_away()) is not None:
+        raise ColdTierAway(f"{away}, then repair")
 
 
 # --- the folder's own files --------------------------------------------------------------------------
