@@ -61,16 +61,18 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, wanted: str, times: int) -> None:
 
 def run(folder: Path, tool: tuple[str, ...]) -> tuple[int, str]:
     """The exit code, and all that was said; a stack is a failure of the test."""
-    places = {
-        "DATA": str(folder),
-        "COPY": str(folder.with_name("copy")),
-        "REPOSITORY": str(folder.with_name("repository")),
-    }
+    beside = {"COPY": "copy", "REPOSITORY": "repository"}
+    places = {"DATA": str(folder)} | {word: str(folder.with_name(name)) for word, name in beside.items()}
     env = {"TOPICS_DATA_DIR": str(folder), "TOPICS_CONFIG": None, "COLUMNS": "200"}
     done = CliRunner().invoke(main, [places.get(word, word) for word in tool], env=env)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout + done.stderr
+
+
+def move(shard: Shard) -> None:
+    shard.copy_to_cold()
+    shard.mover.checkpoint()
 
 
 @pytest.fixture
@@ -94,8 +96,7 @@ def test_killed_at_each_step(
     with monkeypatch.context() as patched:
         kill_at(patched, point, times)
         with pytest.raises(Killed):
-            shard.copy_to_cold()
-            shard.mover.checkpoint()
+            move(shard)
     shard.crash()
     if point in ("copied", "relocate"):  # an exception takes the temporary file along, a kill does not
         home = tmp_path / "cold" / "topics" / f"{shard.topic('t').id:016x}"

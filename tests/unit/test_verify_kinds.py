@@ -499,7 +499,7 @@ def more_gone_than_there_was(folder: Path) -> None:
     rewrite(folder, lambda topic: setattr(topic, "expired_total", 9))
 
 
-@case("24 seqs have no record, and only 0 were deleted before the snapshot")
+@case("24 seqs have no record, and only 0 of them can have been deleted")
 def a_segment_that_is_forgotten(folder: Path) -> None:
     rewrite(folder, lambda topic: topic.segments.pop(0))
 

@@ -246,7 +246,7 @@ def topic_troubles(topic: Topic) -> Iterator[str]:
         return  # some of its records are in memory alone
     unknown = missing_seqs(topic)
     if unknown > topic.deleted_before:  # what was deleted since is still in a file
-        yield f"{unknown} seqs have no record, and only {topic.deleted_before} were deleted before the snapshot"
+        yield f"{unknown} seqs have no record, and only {topic.deleted_before} of them can have been deleted"
 
 
 def missing_seqs(topic: Topic) -> int:

@@ -67,6 +67,15 @@ class TopicState(msgspec.Struct, array_like=True):
     trims: list[tuple[int, int]] = []  # seqs that stand for records which the source had lost before they were copied
     hops: list[tuple[int, int, int]] = []  # first seq, last seq, routers passed in a ring; only what may go round again
 
+    @property
+    def deleted_above(self) -> int:
+        """How many of the deleted records may have been above the floor, at most. Of the seqs below it every one was
+        deleted, evicted or lost, so what was neither evicted nor lost is a delete that explains nothing above."""
+        low = max(self.floor, self.evict_floor)
+        lost = sum(max(0, min(last, low - 1) - first + 1) for first, last in [*self.holes, *self.trims])
+        below = low - 1 - self.evicted_total - self.expired_total - lost
+        return max(0, self.deleted_total - max(0, below))
+
 
 class ShardState(msgspec.Struct, array_like=True):
     shard: int
