@@ -34,6 +34,7 @@ from topics.storage.manifest import (
     encode_manifest,
     unfinished_restore,
 )
+from topics.storage.routers import encode_rules, routers_path
 
 LOCK_NAME = "LOCK"
 # A killed server's processes are gone within moments; `topics ps` borrows the lock for less than that.
@@ -165,6 +166,11 @@ class DataDir:
         elif (settled := settle_cold(self.path, manifest, cold_dir)) != manifest:
             manifest = settled
             write_manifest(self.path, manifest)
+        if not manifest.routers:
+            # The file first: a manifest that knows of one that was never there would tell of a loss.
+            _begin_rules(self.path)
+            manifest = msgspec.structs.replace(manifest, routers=True)
+            write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
             return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold, cold_id=manifest.cold_id)
         return LayoutPlan(
@@ -212,6 +218,22 @@ def write_manifest(data_dir: str, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(data_dir)
+    except OSError as exc:
+        raise StartRefused(f"can't write {path}: {exc.strerror}") from None
+
+
+def _begin_rules(data_dir: str) -> None:
+    """A file of router rules without a rule, unless there is one: from then on a missing file is a lost one."""
+    path = routers_path(data_dir)
+    if os.path.exists(path):
+        return
+    try:
+        with new_file(f"{path}.tmp") as file:
+            file.write(encode_rules([]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)
         _sync_folder(data_dir)
     except OSError as exc:
         raise StartRefused(f"can't write {path}: {exc.strerror}") from None

@@ -25,6 +25,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shards: int
     cold: str | None = None  # the folder of segments that have left this one; the same names below it
     cold_id: str | None = None  # what cold.json says there: that it is this folder's cold tier
+    routers: bool = False  # there is a file of router rules, perhaps without a rule: one that is missing is lost
 
 
 def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERSION) -> Manifest:
