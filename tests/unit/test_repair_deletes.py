@@ -10,8 +10,9 @@ from mended import records
 from model import Record, Shard
 
 from topics import limits
-from topics.cli.repair import Loss, Report, _repair
+from topics.cli.repair import Report, _repair
 from topics.folder.log import _boot_id
+from topics.folder.mending import Loss
 from topics.folder.verify import verify
 from topics.storage.config import Durability, TopicConfig
 
