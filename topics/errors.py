@@ -100,6 +100,13 @@ def client_left() -> ApiError:
     return ApiError("request_timeout", "the client ended its input while this request waited; nothing was done")
 
 
+def unreadable(error: Exception) -> ApiError:
+    """Stored records that a reader can't have. Where their disk is away they are not lost: it may ask again."""
+    if isinstance(error, Unreachable):
+        return ApiError("shard_unavailable", f"stored records are out of reach: {error}", retry_after_s=5)
+    return ApiError("internal", f"stored data is damaged: {error}")
+
+
 def lacks_scopes(names: list[str]) -> ApiError:
     return ApiError("forbidden", f"this key lacks the scope {' and '.join(names)}", {"scopes": names})
 
@@ -134,8 +141,17 @@ class CorruptData(TopicsError):
     """A checksum or structure that fails where good data follows: never repaired silently."""
 
 
+class Unreachable(TopicsError):
+    """Stored bytes that can't be read just now, because the disk they are on is gone or fails. The text names the
+    place and what to do."""
+
+
 class DiskFull(TopicsError):
     """No space for the write; nothing of it was kept."""
+
+
+class ColdTierGone(DiskFull):
+    """The folder of the cold tier is not at its place, or is another: nothing is written there, and nothing was."""
 
 
 class RingPoisoned(TopicsError):

@@ -21,7 +21,7 @@ from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.segment import decode_segment_header, scan_blocks
 
 from .inspected import copied, golden, topic_in
-from .server import Server, run_topics
+from .server import Server, eventually, run_topics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
@@ -333,3 +333,35 @@ def test_a_newer_format(folder: Path) -> None:
     assert done.returncode == 1
     assert "format 9" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["flipped", "removed"])
+def test_rules_that_are_lost_are_told_with_their_copies(tmp_path: Path, how: str) -> None:
+    server = Server(tmp_path / "data", log=tmp_path / "server.log", TOPICS_WAL_SHARDS=2)
+    try:
+        server.wait_ready()
+        with server.client() as api:
+            for topic in ("a", "b"):
+                api.put(topic, durability="fsync")
+            assert api.send("PUT", "/v0/routers/r", {"source": "a", "dest": "b"}).status in (200, 201)
+            assert api.append_records("a", [{"data": number} for number in range(500)]).status == 200
+            eventually(lambda: api.state("b")["count"] == 500, what="copies")
+    finally:
+        server.kill()
+        server.close()
+    rules = tmp_path / "data" / "routers"
+    if how == "removed":
+        rules.unlink()
+    else:
+        data = bytearray(rules.read_bytes())
+        data[40] ^= 1
+        rules.write_bytes(data)
+    told = run_topics("verify", "--data-dir", str(tmp_path / "data"))
+    assert told.returncode == 1
+    assert "routers" in told.stdout
+    done = run_topics("repair", "--to", str(tmp_path / "copy"), "--data-dir", str(tmp_path / "data"))
+    assert done.returncode == 0, done.stdout
+    assert "lost: routers: all routers" in done.stdout
+    assert "copies of a seq 1..500 that were in memory only" in done.stdout, done.stdout
+    assert run_topics("verify", "--data-dir", str(tmp_path / "copy")).returncode == 0

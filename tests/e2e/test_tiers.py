@@ -248,8 +248,55 @@ def test_a_missing_cold_segment_is_named(start: Start) -> None:
     victim.rename(victim.with_suffix(".gone"))
     again = Server(server.data_dir, log=server.log, **ENVIRON)
     try:
-        eventually(lambda: f"so is {victim} in the cold tier" in again.output(), what="a word about it")
+        eventually(lambda: f"{victim}: this segment of topic 't' is missing" in again.output(), what="a word about it")
     finally:
         again.close()
     verdict = verify(str(server.data_dir), deep=False, running=False)
     assert not verdict.clean
+
+
+def metric(server: Server, name: str) -> int:
+    with urllib.request.urlopen(f"{server.url}/v0/metrics") as answer:
+        text = answer.read().decode()
+    return int(text.partition(f"\n{name} ")[2].split("\n")[0].split(".")[0])
+
+
+def append(api: Client, topic: str, first: int, last: int) -> None:
+    for start in range(first, last + 1, SEGMENT):
+        records = [{"data": [number, PADDING], "tag": f"t{number % 5}"} for number in range(start, start + SEGMENT)]
+        assert api.append_records(topic, records).status in (200, 201)
+
+
+def test_the_disk_goes_and_comes_back_while_serving(start: Start, tmp_path: Path) -> None:
+    server = start(TOPICS_WAL_SHARDS=1)
+    topic_id = fill(server, "t")
+    hot = server.data_dir / "topics" / f"{topic_id:016x}"
+    place, away = tmp_path / "cold", tmp_path / "unmounted"
+    place.rename(away)
+    place.mkdir()
+    with server.client() as api:
+        append(api, "t", RECORDS + 1, RECORDS * 2)
+        eventually(lambda: len(list(hot.glob("*.idx"))) >= 2 * RECORDS // SEGMENT - 1, what="sealed segments")
+        eventually(lambda: metric(server, "topics_cold_tier_missing") == 1, what="a sign of it")
+        refused = api.diff("t", 0, limit=10)
+        assert (refused.status, refused["error"]["code"]) == (503, "shard_unavailable"), refused
+        assert f"the cold tier {place} is not there" in refused["error"]["message"]
+        assert api.diff("t", RECORDS, limit=10)["records"][0]["$seq"] == RECORDS + 1
+        assert api.append_records("other", [{"data": 1}]).status == 201
+        assert list(place.iterdir()) == [], "nothing goes to what lies below"
+        assert len(list(hot.glob("*.data"))) >= RECORDS // SEGMENT, "and no hot file goes"
+        place.rmdir()
+        away.rename(place)
+        eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")
+        assert everything(api, "t") == list(range(1, RECORDS * 2 + 1))
+        append(api, "t", RECORDS * 2 + 1, RECORDS * 3)
+        eventually(lambda: len(cold_files(server)) >= 2 * RECORDS // SEGMENT, what="that it goes on")
+        assert everything(api, "t") == list(range(1, RECORDS * 3 + 1))
+    assert server.output().count("relocation stopped") == 1
+    assert server.output().count("relocation goes on") == 1
+    assert server.stop() == 0
+    verdict = verify(str(server.data_dir), deep=True, running=False)
+    assert verdict.clean, verdict.problems
+    server = start(TOPICS_WAL_SHARDS=1)
+    with server.client() as api:
+        assert everything(api, "t") == list(range(1, RECORDS * 3 + 1))

@@ -37,6 +37,6 @@ def _make_small(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _rounds_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round of a gateway ends after some milliseconds of the real clock, which a busy machine takes for nothing. Tests
-    of that bound set their own."""
+    """A round of a gateway ends after some milliseconds of the real clock, which a busy machine takes for nothing.
+    Tests of that bound set their own."""
     monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 60_000_000_000)

@@ -25,6 +25,7 @@ from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig
 from topics.storage.format import RECORD_OVERHEAD
+from topics.storage.manifest import COLD_NOTE
 from topics.storage.paths import shard_dir
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
@@ -34,6 +35,7 @@ from topics.walshard.recovery import Recovered, Recovery
 from topics.walshard.relocator import Relocator
 from topics.walshard.segments import OpenFiles
 from topics.walshard.syncer import Syncer
+from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
@@ -391,6 +393,16 @@ def batch_of(records: list[Record]) -> tuple[bytes, int]:
     return body, sum(record.size for record in records)
 
 
+def marked(cold: str) -> ColdTier:
+    """A cold tier, with the marker that a start leaves there."""
+    note = os.path.join(cold, COLD_NOTE)
+    if not os.path.exists(note):
+        os.makedirs(cold, exist_ok=True)
+        with open(note, "w") as file:
+            file.write('{"id":"c01d"}')
+    return ColdTier(cold, "c01d")
+
+
 class Shard:
     """One shard on a folder. Requests wait for their answer unless they are sent with send()."""
 
@@ -407,7 +419,8 @@ class Shard:
         self.is_open = False
         self.disk = QuickDisk()
         self.settings = Settings(data_dir=os.fspath(folder), **settings)
-        self.cold = cold or self.settings.cold_dir  # where segments are; they go there if the settings say so
+        place = cold or self.settings.cold_dir
+        self.cold = None if place is None else marked(place)  # segments are there, and go if the settings say so
         self.wall = wall or Wall()
         self.entropy = count(1)
         self.correlations = count(1)
@@ -471,7 +484,7 @@ class Shard:
         self.engine.dropped = self.recovered.dropped
         self.relocator: Relocator | None = None
         if self.cold is not None:
-            self.relocator = Relocator(self.disk, cold_dir=self.cold, settings=self.settings, now_ms=self.clock.now_ms)
+            self.relocator = Relocator(self.disk, tier=self.cold, settings=self.settings, now_ms=self.clock.now_ms)
             for topic in self.recovered.topics.values():
                 self.relocator.consider(topic)
         self.mover = Mover(
@@ -489,9 +502,10 @@ class Shard:
         )
         for path in self.recovered.snapshots:
             self.mover.adopt_snapshot(path)
-        for root in (self.settings.data_dir, self.cold):
-            if root is not None:
-                remove_leftovers(self.recovered, root, shard=0, shards=1, disk=self.disk)
+        remove_leftovers(self.recovered, self.settings.data_dir, cold=False, shard=0, shards=1, disk=self.disk)
+        if self.cold is not None:
+            with self.cold.opened() as root:
+                remove_leftovers(self.recovered, root, cold=True, shard=0, shards=1, disk=self.disk)
         self._files = files
         self.is_open = True
 

@@ -21,6 +21,7 @@ from topics.actors.datadir import (
 from topics.errors import DataDirLocked, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
 from topics.storage.manifest import Manifest
+from topics.storage.routers import encode_rules
 
 
 def info(pid: int | None = None, port: int | None = 4000) -> LockInfo:
@@ -145,8 +146,44 @@ def test_filesystem_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_first_start_writes_the_manifest_at_once(tmp_path: Path) -> None:
     folder = DataDir.claim(str(tmp_path), info())
     assert folder.plan_layout(3) == LayoutPlan(layout=1, shards=3)
-    assert read_manifest(str(tmp_path)) == Manifest(format=FORMAT_VERSION, layout=1, shards=3)
+    assert read_manifest(str(tmp_path)) == Manifest(format=FORMAT_VERSION, layout=1, shards=3, routers=True)
     assert folder.plan_layout(3) == LayoutPlan(layout=1, shards=3)
+    folder.close()
+
+
+@pytest.mark.parametrize("rules", [True, False])
+def test_a_folder_of_an_earlier_version_gets_its_rules_proved(tmp_path: Path, rules: bool) -> None:
+    write_manifest(str(tmp_path), Manifest(format=FORMAT_VERSION, layout=1, shards=1))
+    if rules:
+        (tmp_path / "routers").write_bytes(b"whatever is in it")
+    folder = DataDir.claim(str(tmp_path), info())
+    folder.plan_layout(1)
+    manifest = read_manifest(str(tmp_path))
+    assert manifest is not None
+    assert manifest.routers
+    known = b"whatever is in it" if rules else encode_rules([])
+    assert (tmp_path / "routers").read_bytes() == known
+    (tmp_path / "routers").unlink()
+    folder.plan_layout(1)
+    assert not (tmp_path / "routers").exists(), "one that is missing is not made good in silence"
+    folder.close()
+
+
+def test_the_rules_are_there_before_the_manifest_knows_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a crash in between tells of no loss."""
+    write_manifest(str(tmp_path), Manifest(format=FORMAT_VERSION, layout=1, shards=1))
+    folder = DataDir.claim(str(tmp_path), info())
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("topics.actors.datadir.write_manifest", die)
+        with pytest.raises(KeyboardInterrupt):
+            folder.plan_layout(1)
+    assert (tmp_path / "routers").exists()
+    assert read_manifest(str(tmp_path)) == Manifest(format=FORMAT_VERSION, layout=1, shards=1)
+    folder.plan_layout(1)
     folder.close()
 
 

@@ -24,7 +24,7 @@ from topics.folder import files as files_module
 from topics.folder import log as log_module
 from topics.folder import shard as shard_module
 from topics.folder import view as view_module
-from topics.folder.files import Files
+from topics.folder.files import ColdTierAway, Files
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.routers import encode_rules
@@ -138,7 +138,7 @@ def test_a_segment_that_is_in_neither_folder(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match=gone.name):
         newcomer(shard)
     shutil.rmtree(cold)
-    with pytest.raises(CorruptData, match="missing"):
+    with pytest.raises(ColdTierAway, match=f"the cold tier {cold} of this folder is not there"):
         newcomer(shard)
 
 

@@ -72,7 +72,8 @@ def tiers(shard: Shard, topic: str = "t") -> str:
 
 
 def files(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    found = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != "cold.json")
 
 
 def seqs(shard: Shard, topic: str = "t", **more: Any) -> list[int]:

@@ -24,6 +24,7 @@ from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import FrameType
 from topics.storage.frames import Frame
+from topics.storage.routers import decode_rules
 from topics.storage.segment import decode_segment_header, scan_blocks
 from topics.storage.snapshot import decode_snapshot, decode_topic, encode_snapshot, encode_topic
 
@@ -345,11 +346,11 @@ def test_a_cold_tier_that_is_not_mounted_is_not_lost(mine: Path, tmp_path: Path)
     cold = tmp_path / "unmounted"
     for more in ({}, {"cold_id": "c1"}):
         write_manifest(mine, cold=str(cold), **more)
-        with pytest.raises(TopicsError, match="the cold tier of this folder is not there: mount it"):
+        with pytest.raises(TopicsError, match=r"the cold tier .* is not there .*: mount its disk"):
             mending.plan(str(mine), now_ms=0)
         cold.mkdir(exist_ok=True)
     (cold / "cold.json").write_text('{"id":"another"}')
-    with pytest.raises(TopicsError, match="the cold tier of this folder is not there"):
+    with pytest.raises(TopicsError, match=r"the cold tier .* is not there"):
         mending.plan(str(mine), now_ms=0)
     (cold / "cold.json").write_text('{"id":"c1"}')
     assert not mending.plan(str(mine), now_ms=0).losses
@@ -359,7 +360,18 @@ def test_routers_are_lost_aloud(whole: Path, mine: Path) -> None:
     flip(mine / "routers", 40)
     report = repair(mine)
     assert "all routers" in report.also_lost[0]
-    assert not (mine / "routers").exists()
+    assert decode_rules((mine / "routers").read_bytes(), path="") == []
+    check_word(whole, mine, report)
+
+
+def test_routers_that_are_missing_are_lost_aloud(whole: Path, mine: Path) -> None:
+    write_manifest(mine, routers=True)
+    (mine / "routers").unlink()
+    verdict = verify(str(mine), deep=True, running=False)
+    assert [trouble.file for trouble in verdict.problems] == ["routers"]
+    report = repair(mine)
+    assert "all routers" in report.also_lost[0]
+    assert decode_rules((mine / "routers").read_bytes(), path="") == []
     check_word(whole, mine, report)
 
 

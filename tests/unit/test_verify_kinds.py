@@ -23,7 +23,7 @@ from topics.folder import verify as proving
 from topics.folder.verify import Verdict
 from topics.storage.format import CHECKSUM, FRAME_HEADER, FrameType
 from topics.storage.frames import Frame, decode_wal_header, encode_frame
-from topics.storage.manifest import Manifest, encode_manifest
+from topics.storage.manifest import Manifest, decode_manifest, encode_manifest
 from topics.storage.segment import (
     SegmentHeader,
     decode_index,
@@ -499,7 +499,7 @@ def more_gone_than_there_was(folder: Path) -> None:
     rewrite(folder, lambda topic: setattr(topic, "expired_total", 9))
 
 
-@case("24 seqs have no record, and only 0 were deleted or skipped before the snapshot")
+@case("24 seqs have no record, and only 0 of them can have been deleted or skipped")
 def a_segment_that_is_forgotten(folder: Path) -> None:
     rewrite(folder, lambda topic: topic.segments.pop(0))
 
@@ -547,6 +547,37 @@ def texts(verdict: Verdict, *, notes: bool = True) -> list[str]:
 def test_a_whole_folder_has_nothing(whole: Path) -> None:
     for deep in (False, True):
         assert texts(proving.verify(str(whole), deep=deep, running=False)) == []
+
+
+def with_cold(mine: Path, *, marked: bool) -> Path:
+    """Its first sealed segment is moved to a cold tier."""
+    cold = mine.with_name(f"{mine.name}-cold")
+    first = min(mine.glob("topics/*/*.idx")).with_suffix(".data")
+    target = cold / first.relative_to(mine)
+    target.parent.mkdir(parents=True)
+    first.rename(target)
+    if marked:
+        (cold / "cold.json").write_text('{"id":"c01d"}')
+    manifest = decode_manifest((mine / "topics.json").read_bytes(), path="")
+    changed = msgspec.structs.replace(manifest, cold=str(cold), cold_id="c01d")
+    (mine / "topics.json").write_bytes(encode_manifest(changed))
+    return target
+
+
+@case("this file is missing here and in the cold tier .*-cold, though it counts; restore it")
+def missing_in_both_tiers(mine: Path) -> None:
+    with_cold(mine, marked=True).unlink()
+
+
+@case(r"the cold tier .*-cold of this folder is not there .*: mount its disk; 1 segments are in it and were not looked")
+def cold_tier_away(mine: Path) -> None:
+    with_cold(mine, marked=False).unlink()
+
+
+@case(r"the cold tier .* is not there .*; no segment is missed")
+def cold_tier_away_with_nothing_in_it(mine: Path) -> None:
+    cold = with_cold(mine, marked=False)
+    cold.rename(mine / cold.relative_to(mine.with_name(f"{mine.name}-cold")))
 
 
 @pytest.mark.parametrize("name", CASES)

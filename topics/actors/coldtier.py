@@ -19,11 +19,7 @@ import secrets
 import msgspec
 
 from topics.errors import StartRefused
-from topics.storage.manifest import COLD_NOTE, Manifest
-
-
-class _Note(msgspec.Struct):
-    id: str
+from topics.storage.manifest import COLD_NOTE, ColdNote, Manifest
 
 
 def settle_cold(data_dir: str, manifest: Manifest, cold_dir: str | None) -> Manifest:
@@ -49,6 +45,8 @@ def settle_cold(data_dir: str, manifest: Manifest, cold_dir: str | None) -> Mani
     old = manifest.cold
     if old is not None and old != cold and _read_id(old) == manifest.cold_id and not _segments_in(old):
         return _begin(cold, manifest, manifest.cold_id)
+    if old == cold:
+        raise StartRefused(_not_there(cold))
     raise StartRefused(
         f"segments of {data_dir} are in the cold tier {old}, and TOPICS_COLD_DIR {cold} is empty: mount that disk, or "
         f"move everything in {old} to {cold}"
@@ -57,17 +55,21 @@ def settle_cold(data_dir: str, manifest: Manifest, cold_dir: str | None) -> Mani
 
 def _require(manifest: Manifest, cold: str) -> None:
     if _read_id(cold) != manifest.cold_id:
-        raise StartRefused(
-            f"the cold tier {cold}, where segments may be, is not there or is another: mount that disk, or name the "
-            "place it was moved to as TOPICS_COLD_DIR"
-        )
+        raise StartRefused(_not_there(cold))
+
+
+def _not_there(cold: str) -> str:
+    return (
+        f"the cold tier {cold}, where segments may be, is not there or is another: mount that disk, or name the place "
+        "it was moved to as TOPICS_COLD_DIR"
+    )
 
 
 def _read_id(cold: str) -> str | None:
     path = os.path.join(cold, COLD_NOTE)
     try:
         with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=_Note).id
+            return msgspec.json.decode(file.read(), type=ColdNote).id
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError) as exc:
@@ -87,7 +89,7 @@ def _begin(cold: str, manifest: Manifest, id: str) -> Manifest:
         os.makedirs(cold, mode=0o750, exist_ok=True)
         temporary = f"{path}.tmp"
         with open(temporary, "wb") as file:
-            file.write(msgspec.json.encode(_Note(id)) + b"\n")
+            file.write(msgspec.json.encode(ColdNote(id)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

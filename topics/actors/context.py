@@ -62,6 +62,7 @@ class Context:
         self.old_layout = boot.old_layout
         self.old_shards = boot.old_shards
         self.cold = boot.cold
+        self.cold_id = boot.cold_id
         self.log = Log(boot.name, boot.settings.log, boot.settings.log_format)
 
         self.board = Board.attach(next(supply), boot.board_size)

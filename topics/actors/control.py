@@ -66,6 +66,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     old_shards: int | None = None
     usage_size: int = 0
     cold: str | None = None  # the cold tier, for those who store
+    cold_id: str | None = None  # what its marker says
     inherits: bool = False
 
 

@@ -34,6 +34,7 @@ from topics.storage.manifest import (
     encode_manifest,
     unfinished_restore,
 )
+from topics.storage.routers import encode_rules, routers_path
 
 LOCK_NAME = "LOCK"
 # A killed server's processes are gone within moments; `topics ps` borrows the lock for less than that.
@@ -66,6 +67,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     old_layout: int | None = None
     old_shards: int | None = None
     cold: str | None = None  # where segments may be that are not in the data folder
+    cold_id: str | None = None  # what its marker says
 
     @property
     def changes(self) -> bool:
@@ -164,14 +166,20 @@ class DataDir:
         elif (settled := settle_cold(self.path, manifest, cold_dir)) != manifest:
             manifest = settled
             write_manifest(self.path, manifest)
+        if not manifest.routers:
+            # The file first: a manifest that knows of one that was never there would tell of a loss.
+            _begin_rules(self.path)
+            manifest = msgspec.structs.replace(manifest, routers=True)
+            write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
-            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold)
+            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold, cold_id=manifest.cold_id)
         return LayoutPlan(
             layout=manifest.layout + 1,
             shards=wal_shards,
             old_layout=manifest.layout,
             old_shards=manifest.shards,
             cold=manifest.cold,
+            cold_id=manifest.cold_id,
         )
 
     def commit_layout(self, plan: LayoutPlan) -> LayoutPlan:
@@ -179,7 +187,7 @@ class DataDir:
         before = read_manifest(self.path)
         assert before is not None, "there is one before there is a plan"
         write_manifest(self.path, msgspec.structs.replace(before, layout=plan.layout, shards=plan.shards))
-        return LayoutPlan(layout=plan.layout, shards=plan.shards, cold=plan.cold)
+        return LayoutPlan(layout=plan.layout, shards=plan.shards, cold=plan.cold, cold_id=plan.cold_id)
 
     def close(self) -> None:
         os.close(self.lock_fd)
@@ -210,6 +218,22 @@ def write_manifest(data_dir: str, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(data_dir)
+    except OSError as exc:
+        raise StartRefused(f"can't write {path}: {exc.strerror}") from None
+
+
+def _begin_rules(data_dir: str) -> None:
+    """A file of router rules without a rule, unless there is one: from then on a missing file is a lost one."""
+    path = routers_path(data_dir)
+    if os.path.exists(path):
+        return
+    try:
+        with new_file(f"{path}.tmp") as file:
+            file.write(encode_rules([]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)
         _sync_folder(data_dir)
     except OSError as exc:
         raise StartRefused(f"can't write {path}: {exc.strerror}") from None

@@ -83,6 +83,7 @@ class Estate:
             old_shards=plan.old_shards,
             usage_size=self.usage.region.size if child.spec.listener else 0,
             cold=plan.cold if child.spec.stores else None,
+            cold_id=plan.cold_id if child.spec.stores else None,
             inherits=child.inheritance is not None,
         )
 

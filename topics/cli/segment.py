@@ -30,7 +30,7 @@ from topics.cli.terminal import say
 from topics.cli.wal import record_words, shown_records, topic_id_of
 from topics.errors import TopicsError
 from topics.folder import inventory
-from topics.folder.files import Files
+from topics.folder.files import ColdTierAway, Files
 from topics.folder.inventory import Entry
 from topics.folder.reading import Block, Stretch, read_all, walk_segment
 from topics.storage.columns import Columns
@@ -129,6 +129,8 @@ def _listed(files: Files, entry: Entry) -> dict[str, Any]:
                     line["problem"] = f"cut short: {os.fstat(fd).st_size} bytes of {entry.data_bytes}"
     except FileNotFoundError as exc:
         line["problem"] = f"{os.path.basename(str(exc.filename or exc))} is missing"
+    except ColdTierAway:
+        line["problem"] = "its cold tier is away"
     except (TopicsError, ValueError) as exc:
         line["problem"] = str(exc).rpartition(": ")[2]
     return line
@@ -232,6 +234,9 @@ def _dumped(
             path = Files(place).find(entry.file)[1]
         except FileNotFoundError:
             yield {"file": entry.file, "offset": 0, "damage": "this file is missing"}
+            continue
+        except ColdTierAway as exc:
+            yield {"file": entry.file, "offset": 0, "damage": str(exc)}
             continue
         yield from _lines(entry.file, path, entry, records=records)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import msgspec
 
 from topics.errors import TopicsError
-from topics.folder.files import Files
+from topics.folder.files import ColdTierAway, Files
 from topics.folder.inventory import Entry
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
@@ -57,6 +57,7 @@ class Checked(msgspec.Struct):
     """What was read, and what is wrong with it."""
 
     missing: bool = False
+    away: bool = False  # likely in the cold tier, which is not there
     bytes: int = 0
     frames: int = 0  # or blocks
     records: int = 0
@@ -82,6 +83,8 @@ def check_file(data_dir: str, entry: Entry, *, deep: bool = True) -> Checked:
                 _Segment(files, fd, entry, found).check(deep=deep)
     except FileNotFoundError:
         found.missing = True
+    except ColdTierAway:
+        found.away = True
     except UNREADABLE as exc:
         found.note(entry.file, 0, _sentence(exc, entry.file))
     return found

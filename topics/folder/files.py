@@ -22,9 +22,11 @@ from topics.storage.columns import Columns
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.frames import decode_frame
 from topics.storage.manifest import (
+    COLD_NOTE,
     MANIFEST_NAME,
     RESTORE_NOTE,
     SNAPSHOT_NOTE,
+    ColdNote,
     Manifest,
     decode_manifest,
     unfinished_restore,
@@ -35,6 +37,10 @@ from topics.storage.segment import (
     decode_index,
     index_head_bytes,
 )
+
+
+class ColdTierAway(TopicsError):
+    """The disk of the cold tier is not mounted, or another is there: what is only there is not lost."""
 
 
 class Superseded(Exception):
@@ -70,6 +76,22 @@ def reading(path: str) -> Iterator[None]:
         raise TopicsError(f"can't read {path}: {exc.strerror or exc}") from None
     except msgspec.DecodeError as exc:
         raise CorruptData(f"{path}: its checksum holds, but nobody can read it ({exc}). Upgrade topics") from None
+
+
+def _away(root: str, id: str | None) -> str | None:
+    """Why this is not the folder with that marker. The links of a stable view have none."""
+    if not os.path.isdir(root):
+        return "no such folder"
+    if id is None:
+        return None
+    try:
+        with open(os.path.join(root, COLD_NOTE), "rb") as source:
+            found = msgspec.json.decode(source.read(), type=ColdNote).id
+    except FileNotFoundError:
+        return f"it has no {COLD_NOTE}"
+    except (OSError, msgspec.DecodeError) as exc:
+        return f"{COLD_NOTE}: {exc}"
+    return None if found == id else "it is that of another data folder"
 
 
 class Files:
@@ -137,7 +159,16 @@ class Files:
                 return tier, path, found.st_blocks * 512
         raise self._missing(file)
 
-    def _missing(self, file: str) -> FileNotFoundError:
+    def cold_away(self) -> str | None:
+        """Why the cold tier can't be read; None: it is there, or there is none."""
+        for tier, root in self.roots():
+            if tier == "cold" and (why := _away(root, self.manifest.cold_id)) is not None:
+                return f"the cold tier {root} of this folder is not there ({why}): mount its disk"
+        return None
+
+    def _missing(self, file: str) -> TopicsError | FileNotFoundError:
+        if file.endswith(".data") and (away := self.cold_away()) is not None:
+            return ColdTierAway(away)
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(self.data_dir, file))
 
     def relative(self, path: str) -> str:

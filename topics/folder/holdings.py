@@ -37,5 +37,5 @@ def holdings(folder: Folder) -> Iterator[Holding]:
                 yield Holding(file, None if segment.sealed else segment.data_bytes)
                 if segment.sealed:
                     yield Holding(index_path(file))
-    if folder.rules:
+    if folder.rules or files.manifest.routers:
         yield Holding(files.relative(routers_path(files.data_dir)))

@@ -6,7 +6,7 @@
     the log                           the good frames stay; what stood in the others is lost
     the newest snapshot               an older one, or none, if the log goes back far enough
     the manifest                      made again, if the files leave no doubt
-    the rules of routers              removed: the routers have to be made again
+    the rules of routers              none: the routers have to be made again, and copies in memory are gone
     delete flags of no meaning        cleared: the records are live
     files that nobody names           removed
 
@@ -24,16 +24,18 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from topics.errors import CorruptData, FormatError, TopicsError
+from topics.errors import CorruptData, FormatError
 from topics.folder import inventory
 from topics.folder.checking import UNREADABLE
-from topics.folder.files import Files
+from topics.folder.files import ColdTierAway, Files, Superseded
+from topics.folder.shard import Shard
 from topics.folder.shardmending import ShardPlan, mend_shard
+from topics.folder.topic import Topic
 from topics.storage.config import owner_of_id
 from topics.storage.format import FORMAT_VERSION
-from topics.storage.manifest import COLD_NOTE, MANIFEST_NAME, RESTORE_NOTE, Manifest, encode_manifest
+from topics.storage.manifest import MANIFEST_NAME, RESTORE_NOTE, Manifest, encode_manifest
 from topics.storage.paths import index_path, parse_numbered, shard_dir
-from topics.storage.routers import ROUTERS_MAGIC, decode_rules, routers_path
+from topics.storage.routers import ROUTERS_MAGIC, decode_rules, encode_rules, routers_path
 from topics.storage.snapshot import decode_snapshot, decode_topic, with_header
 
 Progress = Callable[[str], None]  # what is being looked at
@@ -107,27 +109,10 @@ def _take(found: Plan, shard: ShardPlan) -> None:
     found.hopeless += shard.hopeless
 
 
-class _ColdNote(msgspec.Struct):
-    """What counts here of cold.json."""
-
-    id: str
-
-
 def _refuse_without_cold(files: Files) -> None:
     """Segments on a disk that is not mounted are not lost."""
-    for tier, root in files.roots():
-        if tier == "cold" and not _is_cold_tier(root, files.manifest.cold_id):
-            raise TopicsError(f"{root}: the cold tier of this folder is not there: mount it first")
-
-
-def _is_cold_tier(root: str, id: str | None) -> bool:
-    if id is None:
-        return os.path.isdir(root)
-    try:
-        with open(os.path.join(root, COLD_NOTE), "rb") as source:
-            return msgspec.json.decode(source.read(), type=_ColdNote).id == id
-    except (OSError, msgspec.DecodeError):
-        return False
+    if (away := files.cold_away()) is not None:
+        raise ColdTierAway(f"{away}, then repair")
 
 
 # --- the folder's own files --------------------------------------------------------------------------
@@ -140,7 +125,12 @@ def _mend_manifest(data_dir: str, found: Plan) -> None:
         several = f"files of {len(numbers)} layouts are there" if numbers else "there is no log"
         found.hopeless.append(f"{MANIFEST_NAME}: can't be read, and {several}: restore it from a backup")
         return
-    manifest = Manifest(format=FORMAT_VERSION, layout=numbers.pop(), shards=max(shard for _, shard in layouts) + 1)
+    manifest = Manifest(
+        format=FORMAT_VERSION,
+        layout=numbers.pop(),
+        shards=max(shard for _, shard in layouts) + 1,
+        routers=os.path.exists(routers_path(data_dir)),
+    )
     for layout, shard, path in _numbered(data_dir):
         if path.endswith(".snap") and not _fits(path, manifest, shard):
             name = os.path.relpath(path, data_dir)
@@ -182,7 +172,9 @@ def _mend_routers(files: Files, found: Plan) -> None:
         with open(path, "rb") as source:
             data = source.read()
     except FileNotFoundError:
-        return
+        if not files.manifest.routers:
+            return
+        data = b""
     try:
         decode_rules(data, path=name)
     except UNREADABLE as exc:
@@ -190,8 +182,38 @@ def _mend_routers(files: Files, found: Plan) -> None:
         if whole is not None:
             found.steps.append(Step(file=name, what=str(exc).removeprefix(f"{name}: "), make=lambda: whole))
             return
-        found.steps.append(Step(file=name, what="can't be read"))
+        what = "is missing" if not data else "can't be read"
+        found.steps.append(Step(file=name, what=f"{what}; one without a rule", make=lambda: encode_rules([])))
         found.untold.append(f"{name}: all routers; make them again with PUT /v0/routers/NAME")
+        found.untold += _copies_lost(files, name)
+
+
+def _copies_lost(files: Files, name: str) -> Iterator[str]:
+    """What went with the rules. A copy is in a segment, or was to be made again by its rule; a router that a client
+    makes again begins at the head of its source."""
+    topics: dict[int, Topic] = {}
+    for number in range(files.manifest.shards):
+        shard = Shard(files, number, layout=files.manifest.layout, shards=files.manifest.shards)
+        try:
+            shard.look()
+        except (FileNotFoundError, Superseded, *UNREADABLE):
+            yield f"{name}: which copies is no telling for shard {number}, which is damaged; repair names what it can"
+        topics |= shard.topics
+    for topic in sorted(topics.values(), key=lambda topic: topic.name):
+        pipe = topic.pipe
+        if pipe is None:
+            continue
+        source = topics.get(pipe.source_id)
+        came = "" if source is None else f" from topic {source.name}"
+        routers = f" ({', '.join(sorted(pipe.forwarded))})" if pipe.forwarded else ""
+        text = f"{name}: what copied{came} into topic {topic.name}{routers}"
+        if source is not None and source.head_seq > pipe.at:
+            first, last = pipe.at + 1, source.head_seq
+            text += (
+                f"; copies of {source.name} {f'seq {first}' if first == last else f'seq {first}..{last}'} that were in "
+                f"memory only are not made again. The originals are in {source.name}"
+            )
+        yield text
 
 
 def _remove_orphans(files: Files, found: Plan, *, now_ms: int) -> None:

@@ -246,7 +246,7 @@ class _Mending:
         if topic.pipe is None and topic.config.durability != "ephemeral":
             # What is in no file and was not deleted: the files that had it are gone. Which of it nobody can tell.
             nowhere = minus([(low, topic.head_seq)], [*there, *lost])
-            if total(nowhere) > topic.deleted_total + topic.skipped_total:
+            if total(nowhere) > topic.deleted_above:
                 lost = joined([*lost, *nowhere])
         if restored := joined(each for remains in segments for each in remains.restored):
             self._plan.restored[topic.name] = restored

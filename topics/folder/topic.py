@@ -60,7 +60,7 @@ class Topic:
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.deleted_total = 0
-        self.deleted_before = 0  # of those, by the time of the snapshot
+        self.deleted_before = 0  # of those, by the time of the snapshot and perhaps above its floor
         self.evicted_total = 0
         self.expired_total = 0
         self.skipped_total = 0
@@ -86,7 +86,8 @@ class Topic:
         topic.flushed_seq = state.flushed_seq
         topic.last_write_ms = state.last_write_ts
         topic.last_read_ms = state.last_read_ts
-        topic.deleted_total = topic.deleted_before = state.deleted_total
+        topic.deleted_total = state.deleted_total
+        topic.deleted_before = state.deleted_above
         topic.evicted_total = state.evicted_total
         topic.expired_total = state.expired_total
         topic.skipped_total = state.skipped_total

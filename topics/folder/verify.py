@@ -28,7 +28,7 @@ from topics.folder.topic import Topic
 from topics.folder.view import Folder
 from topics.storage.config import bucket_of, owner_of_id
 from topics.storage.leases import SUFFIX, is_log_name
-from topics.storage.manifest import MANIFEST_NAME
+from topics.storage.manifest import COLD_NOTE, MANIFEST_NAME
 from topics.storage.paths import numbered_name, parse_numbered, shard_dir
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 
@@ -120,7 +120,7 @@ class _Verification:
         for done, entry in enumerate(listed.entries):
             self._progress(entry.file, done, len(listed.entries))
             found[entry.file] = checked = check_file(self._data_dir, entry, deep=verdict.deep)
-            verdict.files += not checked.missing
+            verdict.files += not (checked.missing or checked.away)
             verdict.bytes += checked.bytes
             verdict.records += checked.records
             if entry.kind == "wal":
@@ -146,18 +146,24 @@ class _Verification:
         return sorted(found & set(self._troubles(again, rechecked)), key=lambda trouble: trouble.place)
 
     def _troubles(self, listed: Inventory, checked: dict[str, Checked]) -> Iterator[Trouble]:
+        files = Files(self._data_dir)
+        if (away := files.cold_away()) is not None:
+            there = sum(checked[entry.file].away for entry in listed.entries)
+            held = f"{there} segments are in it and were not looked at" if there else "no segment is missed"
+            yield Trouble(COLD_NOTE, 0, f"{away}; {held}")
         for one in listed.damage:
             yield Trouble(one.file, 0, one.text.removeprefix(f"{one.file}: "), one.shard)
         for entry in listed.entries:
             found = checked[entry.file]
             if found.missing:
-                text = "this file is missing, though it counts; restore it from a backup"
+                where = "" if files.manifest.cold is None else f" here and in the cold tier {files.manifest.cold}"
+                text = f"this file is missing{where}, though it counts; restore it from a backup"
                 yield Trouble(entry.file, 0, text, entry.shard, entry.topic)
             for problem in found.problems:
                 yield Trouble(problem.file, problem.offset, problem.text, entry.shard, entry.topic)
         yield from _overlaps(listed.entries)
         states = dict(self._states())
-        shards = Files(self._data_dir).manifest.shards
+        shards = files.manifest.shards
         for shard in range(shards):
             logs = [(entry, checked[entry.file]) for entry in listed.entries if entry.kind == "wal"]
             own = [(entry, each) for entry, each in logs if entry.shard == shard]
@@ -239,9 +245,9 @@ def topic_troubles(topic: Topic) -> Iterator[str]:
     if topic.pipe is not None or topic.config.durability == "ephemeral":
         return  # some of its records are in memory alone
     unknown = missing_seqs(topic)
-    known = topic.deleted_before + topic.skipped_total  # what was deleted since is still in a file
+    known = topic.deleted_before  # what was deleted since is still in a file
     if unknown > known:
-        yield f"{unknown} seqs have no record, and only {known} were deleted or skipped before the snapshot"
+        yield f"{unknown} seqs have no record, and only {known} of them can have been deleted or skipped"
 
 
 def missing_seqs(topic: Topic) -> int:

@@ -16,7 +16,7 @@ from topics.folder.topic import Topic
 from topics.storage.columns import Columns
 from topics.storage.leases import log_id
 from topics.storage.manifest import Manifest
-from topics.storage.routers import Rule, decode_rules, routers_path
+from topics.storage.routers import Rule, decode_rules, missing_rules, routers_path
 
 _TRIES = 20  # a server makes a snapshot every few seconds at most
 _PAUSE_S = 0.05
@@ -110,6 +110,8 @@ class Folder:
             with reading(name), open(path, "rb") as source:
                 return decode_rules(source.read(), path=name)
         except FileNotFoundError:
+            if self.files.manifest.routers:
+                raise missing_rules(name) from None
             return []
 
     # --- looking things up ---

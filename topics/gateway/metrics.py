@@ -45,6 +45,7 @@ _SUMS = (
     ("topics_routers", "Routers.", Word.ROUTERS),
     ("topics_cold_segments", "Segments in the cold tier.", Word.COLD_SEGMENTS),
     ("topics_cold_bytes", "Bytes of their files.", Word.COLD_BYTES),
+    ("topics_cold_tier_missing", "Shards that don't find the cold tier at its place.", Word.COLD_GONE),
     ("topics_watch_sessions", "Watch sessions.", Word.SESSIONS),
 )
 _WAL = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from topics.actors.datadir import file_mode
+from topics.actors.datadir import file_mode, read_manifest
 from topics.router.rules import Rules
-from topics.storage.routers import decode_rules, encode_rules, routers_path
+from topics.storage.routers import decode_rules, encode_rules, missing_rules, routers_path
 
 
 class RuleStore:
@@ -19,6 +19,9 @@ class RuleStore:
             with open(path, "rb") as source:
                 return Rules(decode_rules(source.read(), path=path))
         except FileNotFoundError:
+            manifest = read_manifest(self._data_dir)
+            if manifest is not None and manifest.routers:
+                raise missing_rules(path) from None
             return Rules()
 
     def save(self, rules: Rules) -> None:

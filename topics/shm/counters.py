@@ -125,6 +125,7 @@ class Word:
     REFUSED_OPEN_FILES: Final = 97
     REFUSED_INFLIGHT_PER_KEY: Final = 98
     REFUSED_SCRAPES: Final = 99
+    COLD_GONE: Final = 100
 
     NAME: Final = ROW_WORDS - NAME_BYTES // 8
 
@@ -199,6 +200,7 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.COLD_SEGMENTS, "cold_segments", _P, "segments in the cold tier"),
     WordInfo(Word.COLD_BYTES, "cold_bytes", _P, "bytes of their files"),
     WordInfo(Word.COLD_FETCHES, "cold_fetches", _P, "reads from there since it started"),
+    WordInfo(Word.COLD_GONE, "cold_gone", _P, "1 while the cold tier is not at its place"),
     WordInfo(Word.RECORDS_EVICTED, "records_evicted", _P, "records that caps took since the server started"),
     WordInfo(Word.RECORDS_EXPIRED, "records_expired", _P, "records that outlived their topic's TTL, likewise"),
     WordInfo(Word.ROUTER_LAG, "router_lag", _P, "records of its source that the slowest router has yet to look at"),

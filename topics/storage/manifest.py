@@ -13,12 +13,19 @@ SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments ar
 RESTORE_NOTE = "restore.json"  # in a folder into which a backup is being restored; the manifest comes last
 
 
+class ColdNote(msgspec.Struct, frozen=True):
+    """What cold.json says."""
+
+    id: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: int
     layout: int
     shards: int
     cold: str | None = None  # the folder of segments that have left this one; the same names below it
     cold_id: str | None = None  # what cold.json says there: that it is this folder's cold tier
+    routers: bool = False  # there is a file of router rules, perhaps without a rule: one that is missing is lost
 
 
 def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERSION) -> Manifest:

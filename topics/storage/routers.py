@@ -44,6 +44,14 @@ def routers_path(data_dir: str) -> str:
     return os.path.join(data_dir, "routers")
 
 
+def missing_rules(path: str) -> CorruptData:
+    """What is said of the file if the manifest knows of it."""
+    return CorruptData(
+        f"{path}: the rules of all routers are missing, though the manifest knows of them: restore the file from a "
+        "backup, or let topics repair say what is lost"
+    )
+
+
 def encode_rules(rules: list[Rule]) -> bytes:
     payload = msgspec.msgpack.encode(rules)
     return SNAPSHOT_HEADER.pack(ROUTERS_MAGIC, FORMAT_VERSION, 0, len(payload), xxh3_64_intdigest(payload)) + payload

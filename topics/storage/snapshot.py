@@ -69,6 +69,15 @@ class TopicState(msgspec.Struct, array_like=True):
     skipped_total: int = 0  # seqs that no record has and no range above names: see Topic.pass_over
     lost_total: int = 0  # of evicted_total: seqs of holes, which no cap took
 
+    @property
+    def deleted_above(self) -> int:
+        """How many of the deleted records and skipped seqs may have been above the floor, at most. Of the seqs below it
+        every one was deleted, skipped, evicted or lost: one that was neither evicted nor lost explains nothing above."""
+        low = max(self.floor, self.evict_floor)
+        lost = sum(max(0, min(last, low - 1) - first + 1) for first, last in [*self.holes, *self.trims])
+        below = low - 1 - self.evicted_total - self.expired_total - lost
+        return max(0, self.deleted_total + self.skipped_total - max(0, below))
+
 
 class ShardState(msgspec.Struct, array_like=True):
     shard: int

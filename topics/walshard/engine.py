@@ -17,7 +17,16 @@ import msgspec
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, DiskFull, being_rebuilt, lacks_scopes, topic_not_found
+from topics.errors import (
+    ApiError,
+    CorruptData,
+    DiskFull,
+    Unreachable,
+    being_rebuilt,
+    lacks_scopes,
+    topic_not_found,
+    unreadable,
+)
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig
@@ -175,7 +184,7 @@ class Engine:
             again = partial(self.handle, message, reply_to)
             self.fetcher.fetch(away, again, asked_by=reply_to, correlation=correlation)
             return
-        except (ApiError, CorruptData, DiskFull, OSError) as error:
+        except (ApiError, CorruptData, DiskFull, Unreachable, OSError) as error:
             if not isinstance(error, ApiError):
                 self.on_fault(error, reply_to, correlation)
             answer = messages.pack_failure(op, correlation, _as_api_error(error))
@@ -237,7 +246,7 @@ class Engine:
             answer = self._append(request, body, reply_to, correlation, requests, placing)
             if answer is not None:
                 reply_to.send_always(answer)
-        except (ApiError, CorruptData, DiskFull, OSError) as error:
+        except (ApiError, CorruptData, DiskFull, Unreachable, OSError) as error:
             if not isinstance(error, ApiError):
                 self.on_fault(error, reply_to, correlation)
             for each in range(correlation, correlation + requests):
@@ -461,6 +470,6 @@ def _apart(request: messages.Append, body: bytes, counts: tuple[int, ...]) -> It
 def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, CorruptData):
-        return ApiError("internal", f"stored data is damaged: {error}")
+    if isinstance(error, CorruptData | Unreachable):
+        return unreadable(error)
     return write_failed(error)

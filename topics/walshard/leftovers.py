@@ -14,7 +14,7 @@ from topics.walshard.disk import Disk
 from topics.walshard.recovery import Recovered
 
 
-def remove_leftovers(recovered: Recovered, root: str, *, shard: int, shards: int, disk: Disk) -> int:
+def remove_leftovers(recovered: Recovered, root: str, *, cold: bool, shard: int, shards: int, disk: Disk) -> int:
     """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files. `root` is
     the data folder, or the cold tier: there also copies whose hot files are still the ones that count."""
     folder = topics_dir(root)
@@ -30,12 +30,12 @@ def remove_leftovers(recovered: Recovered, root: str, *, shard: int, shards: int
             disk.remove_dir(os.path.join(folder, name))
             removed += 1
             continue
-        named = {segment.path for segment in topic.segments}
-        named |= {segment.index_path for segment in topic.segments}
+        named = {os.path.basename(segment.path) for segment in topic.segments if segment.cold == cold}
+        if not cold:
+            named |= {os.path.basename(segment.index_path) for segment in topic.segments}
         for entry in os.listdir(os.path.join(folder, name)):
-            path = os.path.join(folder, name, entry)
-            if path not in named:
-                disk.unlink(path)
+            if entry not in named:
+                disk.unlink(os.path.join(folder, name, entry))
                 removed += 1
     return removed
 

@@ -17,11 +17,12 @@ from topics.storage.snapshot import TopicState
 from topics.walshard.disk import Disk
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles, Segment, read_header
+from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic, record_sizes
 
 
 class Loader:
-    def __init__(self, data_dir: str, cold: str | None, *, disk: Disk, files: OpenFiles) -> None:
+    def __init__(self, data_dir: str, cold: ColdTier | None, *, disk: Disk, files: OpenFiles) -> None:
         self._data_dir = data_dir
         self._cold = cold  # where segments may be that are not in the data folder
         self._disk = disk
@@ -58,15 +59,19 @@ class Loader:
                 raise CorruptData(
                     f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
                 ) from None
-        cold = os.path.join(topic_dir(self._cold, state.id), segment_name(first_seq))
+        cold = os.path.join(topic_dir(self._cold.path, state.id), segment_name(first_seq))
+        if (away := self._cold.why_not()) is not None:
+            raise CorruptData(
+                f"{away}, then restart the server. A segment of topic {state.name!r} is there, perhaps others too"
+            )
         try:
             segment = Segment(path, read_header(cold, self._disk), self._files)
         except FileNotFoundError:
             raise CorruptData(
-                f"{path}: this segment of topic {state.name!r} is missing, and so is {cold} in the cold tier. Is that "
-                "disk mounted? Otherwise restore it from a backup"
+                f"{cold}: this segment of topic {state.name!r} is missing in the cold tier, which is there, and so is "
+                f"{path}: restore it from a backup, or let topics repair keep what is good"
             ) from None
-        segment.path, segment.cold = cold, True
+        segment.path, segment.tier, segment.cold = cold, self._cold, True
         return segment
 
     def _sealed_blocks(self, segment: Segment) -> list[BlockEntry]:

@@ -295,13 +295,16 @@ class Mover:
 
         unsynced = [file.fd for file in wal.files if file.last_lsn > wal.synced_lsn]
 
+        stayed: dict[Segment, Exception] = {}  # their copies are out of reach
+
         def write() -> None:
             for fd in unsynced:  # a snapshot never covers what is not on the platter
                 self._disk.sync(fd)
             if unsynced:
                 self._disk.sync_dir(self._folder)  # nor a file whose name is not
             for segment in leaving:
-                segment.leave()
+                if (error := segment.leave()) is not None:
+                    stayed[segment] = error
             for segment, rows in flags:
                 segment.write_flags(rows)
             self._disk.write_whole(path, encode_snapshot(state))
@@ -309,19 +312,24 @@ class Mover:
             for old in stale:
                 self._disk.unlink(old)
 
+        def settle(segments: list[Segment]) -> None:
+            for segment in segments:
+                segment.settle()
+                if self._relocator is not None:
+                    self._relocator.settled(segment, stayed.get(segment))
+
         def finished(_: None) -> None:
             self.snapshot_lsn = covered
             self.snapshot_ms = engine.clock.now_ms()
             for pipe, at in pipes:
                 pipe.saved_at = at
-            for segment in leaving:
-                segment.leaving = None
+            settle(leaving)
             if self.keep_files:
                 return
             for segment in dead:
                 segment.unlink()
                 if segment.cold and self._relocator is not None:
-                    self._relocator.remove([segment.path], folder=os.path.dirname(segment.path))
+                    self._relocator.remove(segment.header.topic_id, segment)
             for topic in dropped:
                 for segment in topic.segments:
                     segment.forget_files()
@@ -335,7 +343,8 @@ class Mover:
             """Nothing was promised: everything taken for this snapshot waits for the next."""
             for segment, rows in dirty:
                 segment.dirty |= rows
-            self._leaving = leaving + self._leaving
+            settle([segment for segment in leaving if segment in stayed])
+            self._leaving = [segment for segment in leaving if segment not in stayed] + self._leaving
             engine.dropped = dropped + engine.dropped
             self._dead = dead + self._dead
             self._flushed |= flushed

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, topic_not_found
+from topics.errors import CorruptData, Unreachable, topic_not_found, unreadable
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import ReplyTo
@@ -98,10 +98,9 @@ class LongPolls:
         """Answer it if there is something to tell, or for the last time."""
         try:
             reading = self._read(poll)
-        except (CorruptData, OSError) as error:  # nobody's but its reader's
+        except (CorruptData, Unreachable, OSError) as error:  # nobody's but its reader's
             poll.done = True
-            failure = ApiError("internal", f"stored data is damaged: {error}")
-            poll.reply_to.send_always(messages.pack_failure(Op.DIFF, poll.correlation, failure))
+            poll.reply_to.send_always(messages.pack_failure(Op.DIFF, poll.correlation, unreadable(error)))
             return
         if reading.found or last:
             self._finish(poll, reading)

@@ -18,7 +18,7 @@ from topics.actors.context import Context
 from topics.actors.governor import Governor, Level
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import CorruptData, DiskFull, FormatError, RingPoisoned
+from topics.errors import ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned
 from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
@@ -31,6 +31,7 @@ from topics.walshard.relocator import Relocator
 from topics.walshard.segments import OpenFiles
 from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
+from topics.walshard.tier import ColdTier
 from topics.walshard.wal import Wal
 
 _GATHER = 2  # how often a round looks for more requests before it writes
@@ -73,6 +74,7 @@ class Shard:
         self._before = list(context.row.words[: Word.NAME])  # what was counted by processes before this one
         self._stopping = False
         self._disk = Disk()
+        self._cold = None if context.cold is None else ColdTier(context.cold, context.cold_id)
         self._relocator: Relocator | None = None  # where there is a cold tier
         self._busy_ns = 0
         self._maintain_ns = 0  # when maintenance is next due ...
@@ -107,7 +109,7 @@ class Shard:
             shards=context.shards,
             boot=boot,
             progress=context.recovering,
-            cold=context.cold,
+            cold=self._cold,
         )
         recovered = recovery.run(layout=old_layout, old_shards=old_shards)
         for note in recovered.notes:
@@ -140,9 +142,11 @@ class Shard:
         self._engine.on_fault = self._fault
         self._engine.dropped = recovered.dropped
         self._engine.commit.on_sync = self._count_sync
-        if context.cold is not None:
-            self._relocator = Relocator(self._disk, cold_dir=context.cold, settings=settings, now_ms=clock.now_ms)
+        if self._cold is not None:
+            place = self._cold.path
+            self._relocator = Relocator(self._disk, tier=self._cold, settings=settings, now_ms=clock.now_ms)
             self._relocator.on_trouble = lambda reason: context.log.warning("relocation stopped", reason=reason)
+            self._relocator.on_back = lambda: context.log.info("relocation goes on", cold_dir=place)
             for topic in recovered.topics.values():
                 self._relocator.consider(topic)
         self._mover = Mover(
@@ -198,13 +202,19 @@ class Shard:
         """Files that nothing names: of another layout, or of what did not get to its end."""
         context = self._context
         self._remove_stale(context.layout)
-        removed = sum(
-            remove_leftovers(recovered, root, shard=context.index, shards=context.shards, disk=self._disk)
-            for root in (context.settings.data_dir, context.cold)
-            if root is not None
-        )
+        removed = self._remove_leftovers(recovered, context.settings.data_dir, cold=False)
+        if self._cold is not None:
+            try:
+                with self._cold.opened() as root:
+                    removed += self._remove_leftovers(recovered, root, cold=True)
+            except ColdTierGone as error:
+                context.log.warning("leftover files stay", reason=str(error))
         if removed:
             context.log.info("removed leftover files", files=removed)
+
+    def _remove_leftovers(self, recovered: Recovered, root: str, *, cold: bool) -> int:
+        context = self._context
+        return remove_leftovers(recovered, root, cold=cold, shard=context.index, shards=context.shards, disk=self._disk)
 
     def _remove_unfinished(self, layout: int) -> None:
         """Of a move to this layout that did not get to its end."""
@@ -445,6 +455,8 @@ class Shard:
         """Also while nobody writes: what the disk watch shows is of now."""
         self._engine.space.look(time.monotonic_ns())
         self._publish_space()
+        if self._relocator is not None:
+            self._relocator.look()
 
     def _publish_space(self) -> None:
         words = self._context.row.words
@@ -487,6 +499,7 @@ class Shard:
         words[Word.RECORDS_ADDED] = engine.totals.added
         if self._relocator is not None:
             words[Word.COLD_SEGMENTS], words[Word.COLD_BYTES] = self._relocator.held()
+            words[Word.COLD_GONE] = self._relocator.gone
             words[Word.COLD_FETCHES] = engine.fetcher.fetches
         words[Word.WAL_LSN] = wal.written_lsn
         words[Word.WAL_BACKLOG] = wal.backlog_bytes

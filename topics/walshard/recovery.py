@@ -51,6 +51,7 @@ from topics.walshard.idempotency import Remembered
 from topics.walshard.loading import Loader, recount
 from topics.walshard.rows import Row
 from topics.walshard.segments import OpenFiles
+from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic, Totals, count_seqs, merge_ranges
 from topics.walshard.wal import WalFile
 
@@ -115,7 +116,7 @@ class Recovery:
         shards: int,
         boot: bytes,
         progress: Callable[[int], None],
-        cold: str | None = None,
+        cold: ColdTier | None = None,
     ) -> None:
         self._settings = settings
         self._disk = disk

@@ -9,7 +9,10 @@ While both files are there the hot one counts: so a crash before 3 leaves it as 
 removes), and after 3 the cold one has every flag that a snapshot may take for granted. Indexes stay hot: they are
 small, and deletes by tag and a start need them.
 
-A cold disk that is full or gone stops relocation, which tries again later; nothing else notices.
+1, 2 and 3 each go through a descriptor of the folder that has the marker of this data folder (tier.py): what lies where
+an unmounted disk was is not written to, and no hot file goes for a copy there. A cold disk that is full or gone stops
+relocation, which tries again later; nothing else notices. Whether it is there is looked at even if nothing is to move,
+so that operators hear of it before readers do.
 """
 
 from __future__ import annotations
@@ -19,15 +22,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from topics.errors import CorruptData, DiskFull
+from topics.errors import ColdTierGone, CorruptData, DiskFull
 from topics.settings import Settings
 from topics.storage.paths import segment_name, topic_dir
 from topics.walshard.disk import Disk
 from topics.walshard.segments import Segment
+from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic
 from topics.walshard.worker import Worker
 
 _RETRY_MS = 30_000
+_LOOK_MS = 2_000  # how often it is looked whether the disk is there
 
 
 class Arrival(NamedTuple):
@@ -51,21 +56,26 @@ def surplus(segments: Iterable[Segment], *, keep_segments: int, keep_bytes: int)
 
 
 class Relocator:
-    def __init__(self, disk: Disk, *, cold_dir: str, settings: Settings, now_ms: Callable[[], int]) -> None:
+    def __init__(self, disk: Disk, *, tier: ColdTier, settings: Settings, now_ms: Callable[[], int]) -> None:
         self._disk = disk
-        self._cold_dir = cold_dir
+        self._tier = tier
         self._settings = settings
         self._now_ms = now_ms
         self._worker = Worker("relocator")
         self._looked_at: dict[Topic, None] = {}  # topics that may have segments to move, in order
         self._copying: Segment | None = None
+        self._leaving: dict[Segment, Topic] = {}  # whose copies are to take the place of their hot files
         self._retry_ms = 0
+        self._look_ms = 0
+        self._looking = False
         self._closing = False
         self._stopped = False  # said so once
+        self.gone = False  # the disk is not there; said so once
         self.event_fd = self._worker.event_fd
         self.arrived: list[Arrival] = []
         self.tiered: set[Topic] = set()  # topics that have segments in the cold tier
         self.on_trouble: Callable[[str], None] = lambda reason: None
+        self.on_back: Callable[[], None] = lambda: None
         self.relocated = 0
 
     @property
@@ -92,7 +102,7 @@ class Relocator:
         """Begin the next copy, if one is due; returns whether there is more to do."""
         if self._copying is not None or not self._looked_at:
             return self.busy
-        if self._now_ms() < self._retry_ms:
+        if self.gone or self._now_ms() < self._retry_ms:
             return True
         waiting = {arrival.segment for arrival in self.arrived}
         settings = self._settings
@@ -110,24 +120,47 @@ class Relocator:
             del self._looked_at[topic]
         return self.busy
 
+    def look(self) -> None:
+        """Now and then, also while nothing else happens: is the disk there?"""
+        now = self._now_ms()
+        if self._looking or now < self._look_ms:
+            return
+        self._looking = True
+        self._look_ms = now + _LOOK_MS
+
+        def then(_: None, error: Exception | None) -> None:
+            self._looking = False
+            if error is not None:
+                self._trouble(error)
+            elif self.gone:
+                self.gone = self._stopped = False
+                self._retry_ms = 0
+                self.on_back()
+
+        self._worker.submit(self._tier.look, then)
+
     def _copy(self, topic: Topic, segment: Segment) -> None:
-        folder = topic_dir(self._cold_dir, topic.id)
-        path = os.path.join(folder, segment_name(segment.first_seq))
+        path = os.path.join(topic_dir(self._tier.path, topic.id), segment_name(segment.first_seq))
         source, size = segment.path, segment.data_bytes
         self._copying = segment
 
         def work() -> bool:
-            self._disk.make_dir(folder)
-            return self._disk.copy(source, path, size, go_on=self._go_on)
+            with self._tier.opened() as root:
+                folder = topic_dir(root, topic.id)
+                self._disk.make_dir(folder)
+                target = os.path.join(folder, segment_name(segment.first_seq))
+                return self._disk.copy(source, target, size, go_on=self._go_on)
 
         def then(complete: bool | None, error: Exception | None) -> None:
             self._copying = None
             if error is not None:
                 self._trouble(error)
             elif complete:
-                self._stopped = False
+                if self._stopped:
+                    self._stopped = False
+                    self.on_back()
                 if topic.dropped or segment not in topic.segments:
-                    self.remove([path], folder=folder)
+                    self.remove(topic.id, segment)
                 else:
                     self.arrived.append(Arrival(topic, segment, path))
 
@@ -142,7 +175,9 @@ class Relocator:
         if not isinstance(error, OSError | DiskFull | CorruptData):
             raise error
         self._retry_ms = self._now_ms() + _RETRY_MS
-        if not self._stopped:
+        known = self.gone if isinstance(error, ColdTierGone) else self._stopped
+        self.gone = self.gone or isinstance(error, ColdTierGone)
+        if not known:
             self._stopped = True
             self.on_trouble(str(error))
 
@@ -153,27 +188,41 @@ class Relocator:
         switched = []
         for topic, segment, path in arrived:
             if topic.dropped or segment not in topic.segments:
-                self.remove([path], folder=os.path.dirname(path))
+                self.remove(topic.id, segment)
                 continue
-            segment.relocate(path)
+            segment.relocate(path, self._tier)
+            self._leaving[segment] = topic
             switched.append(segment)
             self.tiered.add(topic)
-            self.relocated += 1
         return switched
 
-    def remove(self, paths: list[str], *, folder: str) -> None:
-        """Of the cold tier, whenever that disk gets to it. What is left by a crash goes with the next start."""
+    def settled(self, segment: Segment, error: Exception | None) -> None:
+        """After that checkpoint: the hot file is gone, or stays because of an error."""
+        topic = self._leaving.pop(segment)
+        if error is None:
+            self.relocated += 1
+        else:
+            self._trouble(error)
+            self.consider(topic)
+
+    def remove(self, topic_id: int, segment: Segment) -> None:
+        """Of the cold tier, whenever that disk gets to it. What is left by a crash, or because the disk is away, goes
+        with the next start."""
 
         def work() -> None:
-            for path in paths:
-                self._disk.unlink(path)
-            self._disk.remove_empty(folder)
+            with self._tier.opened() as root:
+                folder = topic_dir(root, topic_id)
+                self._disk.unlink(os.path.join(folder, segment_name(segment.first_seq)))
+                self._disk.remove_empty(folder)
 
         self._worker.submit(work, lambda _, error: None)
 
     def remove_topic(self, topic_id: int) -> None:
-        folder = topic_dir(self._cold_dir, topic_id)
-        self._worker.submit(lambda: self._disk.remove_dir(folder), lambda _, error: None)
+        def work() -> None:
+            with self._tier.opened() as root:
+                self._disk.remove_dir(topic_dir(root, topic_id))
+
+        self._worker.submit(work, lambda _, error: None)
 
     def take(self) -> None:
         if self._worker.take():

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from topics.errors import CorruptData
+from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
 from topics.walshard.rows import Row
 from topics.walshard.topic import Topic
@@ -48,7 +48,7 @@ def _before(topic: Topic, row: Row, horizon: int, now_ms: int) -> list[int]:
             return []
         try:
             row.times = array("Q", Columns(row.load(), count=row.count, ts=row.first_ts).times())
-        except (CorruptData, OSError) as error:
+        except (CorruptData, Unreachable, OSError) as error:
             topic.can_not_read(row, error)
             topic.unread_ms = now_ms
             return []

@@ -5,7 +5,8 @@ index. What a snapshot does not name does not count: blocks behind `data_bytes` 
 segment that died is unlinked only after a snapshot without it. Delete flags change in memory first and on disk with
 the next checkpoint, before the WAL frame that asked for it may go.
 
-A sealed segment may be in the cold tier (relocator.py): then `path` is there, and its index stayed where it was.
+A sealed segment may be in the cold tier (relocator.py): then `path` is there, and its index stayed where it was. While
+its hot file has not gone yet (`leaving`), that one is read: the cold disk may be gone by then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
-from topics.errors import CorruptData, DiskFull
+from topics.errors import ColdTierGone, CorruptData, DiskFull, Unreachable
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, FILE_HEADER_BYTES
 from topics.storage.paths import index_path
@@ -32,6 +33,7 @@ from topics.storage.segment import (
 from topics.storage.snapshot import SegmentState
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.rows import Row
+from topics.walshard.tier import ColdTier
 
 
 class OpenFiles:
@@ -62,7 +64,9 @@ class Segment:
         self.path = path
         self.index_path = index_path(path)
         self.cold = False
-        self.leaving: str | None = None  # its hot file, while a copy in the cold tier already counts
+        self.leaving: str | None = None  # its hot file, while a copy in the cold tier is to take its place ...
+        self.left = False  # ... and whether that file is gone
+        self.tier: ColdTier | None = None  # where `path` is, if it is cold
         self.header = header
         self.first_seq = header.first_seq
         self.last_seq = header.first_seq - 1
@@ -102,14 +106,37 @@ class Segment:
     # --- reading ---
 
     def read_body(self, row: Row) -> bytes:
-        data = self._files.disk.read(self._files.fd(self.path), row.length, row.offset)
+        try:
+            data = self._files.disk.read(self._fd(), row.length, row.offset)
+        except OSError as error:
+            if not self.cold:
+                raise
+            raise self._unreachable(error) from error
         return read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body
+
+    def _fd(self) -> int:
+        if self.leaving is not None:
+            try:
+                return self._files.fd(self.leaving)
+            except FileNotFoundError:
+                pass  # it has just gone, so the copy counts
+        return self._files.fd(self.path)
+
+    def _unreachable(self, error: OSError) -> Unreachable:
+        why = None if self.tier is None else self.tier.why_not()
+        if why is None:
+            why = (
+                f"{error.strerror or error}, though the cold tier is there: topics verify says what else is missing, "
+                "and a backup has it"
+            )
+        return Unreachable(f"{self.path}: {why}")
 
     def read_bodies(self, rows: list[Row]) -> list[bytes | None]:
         """Of a cold segment, on a thread: None for what can't be read."""
         disk = self._files.disk
+        leaving = self.leaving  # the loop may change it meanwhile
         try:
-            fd = disk.open(self.path)
+            fd = self._open_either(leaving)
         except OSError:
             return [None] * len(rows)
         found: list[bytes | None] = []
@@ -118,11 +145,19 @@ class Segment:
                 try:
                     data = disk.read(fd, row.length, row.offset)
                     found.append(read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body)
-                except (OSError, CorruptData):
+                except (OSError, CorruptData):  # read in place it raises what it is
                     found.append(None)
         finally:
             disk.close(fd)
         return found
+
+    def _open_either(self, leaving: str | None) -> int:
+        if leaving is not None:
+            try:
+                return self._files.disk.open(leaving)
+            except FileNotFoundError:
+                pass
+        return self._files.disk.open(self.path)
 
     def read_flags(self, entry: BlockEntry) -> bytes:
         return self._files.disk.read(self._files.fd(self.path), entry.count, entry.flags_offset)
@@ -159,19 +194,31 @@ class Segment:
 
     def write_flags(self, rows: list[tuple[int, bytes]]) -> None:
         """(offset, flags) of dirty rows, durably. Runs on the mover's thread."""
-        disk = self._files.disk
+        if self.tier is None:
+            self._write_flags(self.path, rows)
+            return
         try:
-            fd = disk.open(self.path, write=True)
-            try:
-                for offset, flags in rows:
-                    disk.write(fd, flags, offset)
-                disk.sync(fd)
-            finally:
-                disk.close(fd)
-        except OSError as error:
-            if not self.cold:
-                raise
+            with self.tier.opened() as root:
+                self._write_flags(self._below(root), rows)
+        except ColdTierGone:
+            raise
+        except (OSError, DiskFull) as error:
             raise DiskFull(f"the cold tier does not take the delete flags of {self.path}: {error}") from error
+
+    def _below(self, root: str) -> str:
+        """Its file in the cold tier, by another name of that."""
+        assert self.tier is not None
+        return os.path.join(root, os.path.relpath(self.path, self.tier.path))
+
+    def _write_flags(self, path: str, rows: list[tuple[int, bytes]]) -> None:
+        disk = self._files.disk
+        fd = disk.open(path, write=True)
+        try:
+            for offset, flags in rows:
+                disk.write(fd, flags, offset)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
 
     def take_dirty(self) -> list[tuple[int, bytes]]:
         rows = []
@@ -209,8 +256,9 @@ class Segment:
         self.blocks = []
 
     def forget_files(self) -> None:
-        for path in (self.path, self.index_path):
-            self._files.forget(path)
+        for path in (self.path, self.index_path, self.leaving):
+            if path is not None:
+                self._files.forget(path)
 
     def unlink(self) -> None:
         """What is hot of it; the rest is the relocator's to remove."""
@@ -221,38 +269,67 @@ class Segment:
 
     # --- the cold tier ---
 
-    def relocate(self, path: str) -> None:
-        """A complete copy is there: read and flag that one."""
-        self._files.forget(self.path)
+    def relocate(self, path: str, tier: ColdTier) -> None:
+        """A complete copy is there, and is to be flagged from now on; the hot file is read until it is gone."""
         self.leaving = self.path
+        self.left = False
         self.path = path
+        self.tier = tier
         self.cold = True
 
-    def leave(self) -> None:
-        """Take over the flags of the hot file, then remove it. Again is fine. On the mover's thread."""
-        if self.leaving is None:
-            return
+    def leave(self) -> Exception | None:
+        """Take over the flags of the hot file, then remove it; or stay hot, and say why. Again is fine. On the mover's
+        thread: the loop reads the hot file until `settle`, as long as there is one.
+
+        The hot file goes while the folder is open whose marker was read, and in which the copy was found."""
+        assert self.leaving is not None
         disk = self._files.disk
-        if self.flagged:
+        if self.cold and not self.left:
+            assert self.tier is not None
+            flags = self._hot_flags(self.leaving) if self.flagged else []
             try:
-                hot = disk.open(self.leaving)
-            except FileNotFoundError:
-                return
+                with self.tier.opened() as root:
+                    copy = self._below(root)
+                    self._check_copy(copy)
+                    if flags:
+                        self._write_flags(copy, flags)
+                    kill_point("leave")
+                    self.left = True
+                    disk.unlink(self.leaving)
+            except (OSError, DiskFull, CorruptData) as error:
+                if self.left:
+                    raise
+                self.path, self.tier, self.cold = self.leaving, None, False
+                return error
+        if self.left:
+            disk.sync_dir(os.path.dirname(self.leaving))  # or the power could bring back a file without its flags
+            kill_point("left")
+        return None
+
+    def settle(self) -> None:
+        """Where it is now, it stays."""
+        if self.leaving is not None:
+            self._files.forget(self.leaving)
+            self.leaving = None
+
+    def _hot_flags(self, hot_path: str) -> list[tuple[int, bytes]]:
+        disk = self._files.disk
+        hot = disk.open(hot_path)
+        try:
+            fd = disk.open(self.index_path)
             try:
-                fd = disk.open(self.index_path)
-                try:
-                    need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=self.index_path)
-                    blocks = decode_index(disk.read(fd, need, 0), path=self.index_path).blocks
-                finally:
-                    disk.close(fd)
-                flags = [(entry.flags_offset, disk.read(hot, entry.count, entry.flags_offset)) for entry in blocks]
+                need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=self.index_path)
+                blocks = decode_index(disk.read(fd, need, 0), path=self.index_path).blocks
             finally:
-                disk.close(hot)
-            self.write_flags(flags)
-        kill_point("leave")
-        disk.unlink(self.leaving)
-        disk.sync_dir(os.path.dirname(self.leaving))
-        kill_point("left")
+                disk.close(fd)
+            return [(entry.flags_offset, disk.read(hot, entry.count, entry.flags_offset)) for entry in blocks]
+        finally:
+            disk.close(hot)
+
+    def _check_copy(self, path: str) -> None:
+        """It was synced when it was made; that it is this one, and whole, is looked at again."""
+        if read_header(path, self._files.disk) != self.header or os.stat(path).st_size < self.data_bytes:
+            raise CorruptData(f"{path}: another segment, or a part of one")
 
 
 def read_header(path: str, disk: Disk) -> SegmentHeader:

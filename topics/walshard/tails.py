@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, CorruptData, being_rebuilt, topic_not_found
+from topics.errors import CorruptData, Unreachable, being_rebuilt, topic_not_found, unreadable
 from topics.walshard import reads
 from topics.walshard.bands import AGE_TICK_MS, DEFERRED, Bands
 from topics.walshard.cache import BatchCache
@@ -293,10 +293,9 @@ class Tails:
             tail.fetching = True
             self._fetcher.fetch(away, partial(self._fetched, tail), asked_by=tail.follower, correlation=-1)
             return 0
-        except (CorruptData, OSError) as error:
+        except (CorruptData, Unreachable, OSError) as error:
             # One topic's damage is not the shard's: its followers are told and may ask again.
-            failure = ApiError("internal", f"stored data is damaged: {error}")
-            message = messages.pack_failure(Op.TAIL, tail.correlation, failure)
+            message = messages.pack_failure(Op.TAIL, tail.correlation, unreadable(error))
             del self._by_correlation[id(tail.follower), tail.correlation]
             self._forget(tail)
             tail.at = topic.head_seq

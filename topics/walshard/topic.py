@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from topics import limits
-from topics.errors import CorruptData
+from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
@@ -251,7 +251,7 @@ class Topic:
         and together as many bytes as before."""
         try:
             return record_sizes(row)
-        except (CorruptData, OSError) as error:
+        except (CorruptData, Unreachable, OSError) as error:
             self.can_not_read(row, error)
             row.sizes = array("I", [row.size // row.live]) * row.count
             return row.sizes
