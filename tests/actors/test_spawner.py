@@ -14,7 +14,7 @@ from figures import KILLS, STOPS
 from harness import RoleServer, children, eventually, gone
 
 from topics.actors import spawner as spawner_module
-from topics.actors.child import adopt_orphans
+from topics.actors.child import adopt_orphans, name_process
 from topics.actors.context import EXIT_ORPHANED
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.spawner import Spawner
@@ -149,6 +149,25 @@ def test_whoever_stops_waiting_leaves_nothing_to_the_next(run: Callable[[Script]
         assert server not in fork_servers(os.getpid())
         eventually(lambda: children(os.getpid())[process.pid] == "child")
         await end(process)
+
+    run(script)
+
+
+def test_what_a_killed_fork_server_has_forked_is_reaped(run: Callable[[Script], None]) -> None:
+    """It became ours, and its pid was never told."""
+
+    async def script(spawner: Spawner) -> None:
+        lost = os.fork()
+        if lost == 0:
+            name_process("child")
+            os._exit(EXIT_ORPHANED)
+        os.waitid(os.P_PID, lost, os.WEXITED | os.WNOWAIT)
+        dead = await spawner.spawn()
+        assert not Path(f"/proc/{lost}").exists()
+        dead.kill()
+        await dead.wait_exit()
+        await end(await spawner.spawn())
+        assert dead.reap() == "SIGKILL", "others are left to those who wait for them"
 
     run(script)
 

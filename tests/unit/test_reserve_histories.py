@@ -348,3 +348,27 @@ def test_what_was_cut_off_does_not_come_back_before_a_file_that_was_synced(
     disk.cut_power(tmp_path, lambda: False)
     shard.open(boot=bytes(15) + b"2")
     assert [stored.seq for stored in shard.everything("t")] == list(range(1, 42))
+
+
+@pytest.mark.parametrize("before", ["fsync", "memory"])
+@pytest.mark.parametrize("after", ["disk", "ephemeral"])
+def test_seqs_of_a_class_that_promises_are_not_given_out_before_the_change_is_sure(
+    tmp_path: Path, before: Durability, after: Durability
+) -> None:
+    """A power cut may leave the class of before, under which a ceiling says nothing."""
+    disk = DoubtfulDisk()
+    shard = HeldShard(tmp_path, disk=disk)
+    shard.put("t", TopicConfig(durability=before, durable=before == "fsync"))
+    shard.append("t", [Record(b"0")] * 5)
+    shard.sync()
+    shard.send(Op.PUT_TOPIC, PutTopic("t", TopicConfig(durability=after), None))
+    sent = shard.send_append("t", [Record(b"1")] * 30)
+    shard.engine.commit.write()
+    assert not shard.answered(sent)
+    assert shard.topic("t").head_seq == 5
+    shard.settle()
+    assert shard.answer(sent).first_seq == 6
+    shard.crash()
+    disk.cut_power(tmp_path, lambda: False)
+    shard.open(boot=bytes(15) + b"2")
+    assert shard.topic("t").head_seq >= 35

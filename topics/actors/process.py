@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 import msgspec
 import trio
@@ -32,10 +33,13 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One life of a child."""
 
+    waited_for: ClassVar[set[int]] = set()  # pids that somebody will reap
+
     def __init__(self, pid: int, pidfd: int, channel: Channel) -> None:
         self._pidfd = pidfd
         self._stat_fd = open_stat(pid)
         self.pid = pid
+        self.waited_for.add(pid)
         self.channel = channel
         self.left = trio.Event()  # it uses nothing of its name any more
 
@@ -86,6 +90,7 @@ class ChildProcess:
         """After wait_exit: how it ended, in words."""
         ending = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         assert ending is not None
+        self.waited_for.discard(self.pid)
         os.close(self._pidfd)
         if self._stat_fd >= 0:
             os.close(self._stat_fd)

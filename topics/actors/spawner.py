@@ -5,7 +5,8 @@ that stopped waiting is ended, and the next child gets another: no answer is eve
 reload has a spawner of its own, whose fork server imports the code that is installed now; the one that it takes the
 place of is closed, and whoever still waits there is refused.
 
-Crash of the fork server: the child that was asked for could not be started, which counts as a death of that child.
+Crash of the fork server: the child that was asked for could not be started, which counts as a death of that child. If
+it was forked all the same it ends by itself, and is reaped with the next request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import ClassVar
 
 import trio
 
@@ -33,6 +36,8 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(512 * 1024), "MALLOC_TRIM_THRESHOLD_
 
 
 class Spawner:
+    _out: ClassVar[int] = 0  # requests of all spawners: their children are ours before we know of them
+
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = tuple(modules)  # of roles: imported before the first fork
         self._server: _ForkServer | None = None
@@ -49,6 +54,9 @@ class Spawner:
         async with self._turn:
             if self._closed:
                 raise OSError("its fork server was closed")
+            if not Spawner._out:
+                _reap_lost()
+            Spawner._out += 1
             try:
                 with trio.fail_after(_PATIENCE_S):
                     if self._server is not None and self._server.ended:
@@ -63,6 +71,8 @@ class Spawner:
             except BaseException:
                 self._end_server()
                 raise
+            finally:
+                Spawner._out -= 1
 
     def close(self) -> None:
         """No child comes from here any more."""
@@ -97,6 +107,7 @@ class _ForkServer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
+        ChildProcess.waited_for.add(self._popen.pid)
 
     @property
     def ended(self) -> bool:
@@ -136,6 +147,19 @@ class _ForkServer:
         self._orders.close()
         self._popen.kill()
         self._popen.wait()
+        ChildProcess.waited_for.discard(self._popen.pid)
+
+
+def _reap_lost() -> None:
+    """Processes of a fork server that was killed while it forked: they became ours, and nobody was told."""
+    with suppress(ChildProcessError, FileNotFoundError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            pid = ended.si_pid
+            with open(f"/proc/{pid}/comm") as source:
+                name = source.read().strip()
+            if pid in ChildProcess.waited_for or name not in ("forkserver", "child"):
+                return  # whoever waits for it is about to reap it, and the next request looks behind it
+            os.waitpid(pid, 0)
 
 
 def _environment() -> dict[str, str]:

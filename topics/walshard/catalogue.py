@@ -133,6 +133,8 @@ class Catalogue:
                     # because a power cut may leave one of the two: under the old class the ceiling counts.
                     self._commit.stage_ceiling(topic, topic.next_seq - 1, now)
                 self._commit.stage_topic(topic, now)
+                if before.durability in ("fsync", "memory") and config.durability in ("disk", "ephemeral"):
+                    topic.sure_ceiling = 0  # a power cut may leave the old class alone, under which no promise counts
                 self._commit.write_control()
             except ApiError:
                 topic.config = before

@@ -28,7 +28,8 @@ it. `sure_ceiling` is the lowest of these, and commit.py publishes nothing above
     fsync and memory              make no promises: their records are their own proof, or nothing is. The ceiling that
                                   they leave behind is below the head, and recovery takes the higher of the two
     a change of class             away from disk or ephemeral: a HEAD frame with the head comes before the TOPIC frame.
-                                  A crash leaves none, it alone (the ceiling counts), or both (the head does)
+                                  A crash leaves none, it alone (the ceiling counts), or both (the head does). To
+                                  disk or ephemeral: nothing is sure until the TOPIC frame is synced
     copies being made again       readers have seen seqs that are not there yet: until they are, nothing is lowered
 """
 
