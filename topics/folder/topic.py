@@ -270,7 +270,8 @@ class Topic:
             # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many
             # of a range were deleted before nobody can tell then. A router's copy may have been in memory only.
             self.deleted_total += deleted + len(frame.sources) if frame.seqs is None else len(frame.seqs)
-            self.head_seq = max([self.head_seq, *(frame.seqs or ())])
+            if self.pipe is not None:
+                self.head_seq = max([self.head_seq, *(frame.seqs or ())])
         self._trim()
 
     # --- caps and TTL ---
