@@ -64,8 +64,6 @@ def _rest() -> Any:
 
 def _audited(topics: DataFrame) -> DataFrame:
     ephemeral = F.col("durability") == "ephemeral"
-    # Records in memory look from the disk as if they were lost, and it does not know better after a restart.
-    topics = topics.withColumn("lost", F.when(ephemeral, F.lit(0)).otherwise(F.col("lost")))
     rest = _rest()
     bound = F.when(ephemeral, rest).otherwise(F.col("unsettled"))
     uncounted = F.greatest(F.lit(0), F.least(rest, bound))

@@ -140,8 +140,9 @@ class Topic:
 
     @property
     def lost(self) -> int:
-        """Seqs in holes, ever; those that recovery has entered as evicted, too."""
-        return total(self.holes) + self.lost_total
+        """Seqs in holes, ever; those that recovery has entered as evicted, too. What an ephemeral topic has in memory
+        looks from the disk like a hole, and is none yet."""
+        return self.lost_total + (0 if self.config.durability == "ephemeral" else total(self.holes))
 
     @property
     def trimmed(self) -> int:
