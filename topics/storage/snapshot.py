@@ -71,8 +71,8 @@ class TopicState(msgspec.Struct, array_like=True):
 
     @property
     def deleted_above(self) -> int:
-        """How many of the deleted records and skipped seqs may have been above the floor, at most. Every seq below it was
-        deleted, skipped, evicted or lost: one that was neither evicted nor lost explains nothing above."""
+        """How many of the deleted records and skipped seqs may have been above the floor, at most. Every seq below it
+        was deleted, skipped, evicted or lost: one that was neither evicted nor lost explains nothing above."""
         low = max(self.floor, self.evict_floor)
         lost = sum(max(0, min(last, low - 1) - first + 1) for first, last in [*self.holes, *self.trims])
         below = low - 1 - self.evicted_total - self.expired_total - lost
