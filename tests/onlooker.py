@@ -374,7 +374,8 @@ def check_topic(folder: Folder, topic: Topic, truth: Told, *, forgetful: bool = 
     assert found == (truth.head_seq, truth.earliest_seq, truth.count, truth.bytes), topic.name
     assert topic.disk_seq == truth.head_seq
     if topic.pipe is None:
-        gone = topic.deleted_total + topic.evicted_total + topic.expired_total + topic.lost + topic.trimmed
+        gone = topic.deleted_total + topic.evicted_total - topic.lost_total + topic.expired_total
+        gone += topic.lost + topic.trimmed + topic.skipped_total
         assert topic.head_seq == topic.count + gone, f"{topic.name}: what was given out and what became of it"
 
 
