@@ -34,7 +34,7 @@ def manifest(server: RoleServer) -> Manifest | None:
 def first_start(start: Start, count: int) -> RoleServer:
     server = start([GATEWAY, *shards(count)], links(count), wal_shards=count)
     server.wait_all_ready()
-    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=count)
+    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=count, routers=True)
     assert server.stop() == 0
     (server.data_dir / "trace.jsonl").unlink()
     return server
@@ -44,7 +44,7 @@ def test_gateways_start_when_the_new_layout_counts(start: Start) -> None:
     first_start(start, 1)
     server = start([GATEWAY, *shards(3)], links(3), wal_shards=3)
     server.wait_all_ready()
-    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=2, shards=3)
+    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=2, shards=3, routers=True)
     for i in range(3):
         (booted,) = server.trace(f"shard-{i}", "booted")
         assert (booted["layout"], booted["shards"]) == (2, 3)
@@ -68,14 +68,14 @@ def test_not_committed_before_all_are_ready_and_redone_after_a_crash(start: Star
     server = start(specs, links(2), wal_shards=2, heartbeat_ms=400)
     server.wait_state("shard-0", State.READY)
     server.wait_state("shard-1", State.RECOVERING)
-    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=1)
+    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=1, routers=True)
     assert not server.trace("gateway-0")
     os.kill(server.pid, signal.SIGKILL)
     server.popen.wait()
     again = start([GATEWAY, *shards(2)], links(2), wal_shards=2)
     again.wait_all_ready()
     assert again.trace("shard-0", "booted")[-1]["old_layout"] == 1
-    assert manifest(again) == Manifest(format=FORMAT_VERSION, layout=2, shards=2)
+    assert manifest(again) == Manifest(format=FORMAT_VERSION, layout=2, shards=2, routers=True)
 
 
 def test_a_shard_that_dies_on_the_way_gets_the_same_plan_again(start: Start) -> None:
@@ -88,7 +88,7 @@ def test_a_shard_that_dies_on_the_way_gets_the_same_plan_again(start: Start) -> 
     server.wait_all_ready()
     first, second = server.trace("shard-0", "booted")
     assert first["old_layout"] == second["old_layout"] == 1
-    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=2, shards=2)
+    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=2, shards=2, routers=True)
 
 
 def test_a_shard_that_can_not_leaves_everything_as_it_was(start: Start) -> None:
@@ -98,7 +98,7 @@ def test_a_shard_that_can_not_leaves_everything_as_it_was(start: Start) -> None:
     assert server.popen.wait(30) == 1
     assert "TOPICS_WAL_SHARDS=1" in server.stderr()
     assert not server.trace("gateway-0")
-    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=1)
+    assert manifest(server) == Manifest(format=FORMAT_VERSION, layout=1, shards=1, routers=True)
     # As the message says.
     as_before = start([GATEWAY, *shards(1)], links(1), wal_shards=1)
     as_before.wait_all_ready()

@@ -40,6 +40,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert "Traceback" not in server.output()
 
 
+@pytest.mark.full  # 100,000 scrapes; unit/test_rounds.py and unit/test_scrapes.py have the rules
 def test_pipelined_scrapes_stop_no_one_else(flooded: Server) -> None:
     """Each is milliseconds of work for the gateway: they are made together, and a round ends in time."""
     gateway = flooded.pid_of("gateway-0")

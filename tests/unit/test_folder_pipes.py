@@ -79,7 +79,7 @@ class Machine(Life):
 
 
 @pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
-@examples(80)
+@examples(20)
 @given(
     steps=st.lists(st.one_of(STEP, STEP, STEP, st.tuples(st.just("reboot"), st.just(0))), min_size=12, max_size=30),
     cap=st.sampled_from([0, 0, 0, 4, 9]),

@@ -146,7 +146,7 @@ def play(folder: Any, steps: list[Step]) -> None:
 FSYNC_CAP = 4
 
 
-@examples(100)
+@examples(40)
 @given(steps=st.lists(STEPS, min_size=15, max_size=40))
 # The folder shows a batch before it can be read, and a delete then makes room: nothing is evicted after all.
 @example(steps=[("put", "a", FSYNC_CAP), ("append", "a", 7), ("send", "a", 5), ("before", "a", 6)])

@@ -305,7 +305,7 @@ class History:
 
 
 @pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
-@examples(150)
+@examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_no_history_gives_a_seq_out_twice(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     history = History(tmp_path_factory.mktemp("history"), Random(seed))
