@@ -716,9 +716,9 @@ def totals_go_on(world: World, name: str) -> Story:
     world.wait_forwarded({router: 7})
 
 
-# Fails now and then. Copies of a ring that were in memory get seqs above the ceiling after a kill; the next topic of the
-# ring, if its own copies were flushed before, takes them for new records, and has them twice. `make test-full` alone runs
-# it until destinations keep the seqs of their copies.
+# Fails now and then. Copies of a ring that were in memory get seqs above the ceiling after a kill; the next topic of
+# the ring, if its own copies were flushed before, takes them for new records, and has them twice. `make test-full`
+# alone runs it until destinations keep the seqs of their copies.
 _WEAK = {"a_ring_with_records"}
 
 
