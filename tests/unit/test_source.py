@@ -103,3 +103,16 @@ def test_a_read_is_not_shared_for_long() -> None:
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert len(asks.asked) == 2
+
+
+def test_whoever_opens_a_pipe_reads_anew() -> None:
+    """What it was refused before, and others have read just now, may have been deleted since."""
+    source, asks = make()
+    source.users = 2
+
+    async def main() -> None:
+        await source.read(0)
+        await source.read(0, shared=False)
+
+    trio.run(main, clock=trio.testing.MockClock())
+    assert len(asks.asked) == 2

@@ -111,17 +111,20 @@ class Forwarder:
         opened = await self._ask_dest(Op.OPEN_PIPE, head)
         self.at, self.forwarded = opened.at, dict(opened.forwarded)
         self.opened.set()
-        await self._forward()  # even if there is nothing: the destination may wait to hear that
+        # Even if there is nothing: the destination may wait to hear that. And anew: what a destination has refused, and
+        # another one has read, may have been deleted since.
+        await self._forward(shared=False)
 
     async def _step(self) -> None:
         await self._source.wait_beyond(self.at)
         await self._forward()
 
-    async def _forward(self) -> None:
+    async def _forward(self, *, shared: bool = True) -> None:
         source = self._source
         try:
             await source.follow()
-            piece, body = await source.read(self.at, limit=self._limit, ring=self.ring_hops is not None)
+            ring = self.ring_hops is not None
+            piece, body = await source.read(self.at, limit=self._limit, ring=ring, shared=shared)
         except ApiError as error:
             if is_gone(error):
                 raise TopicGone(source.topic) from None

@@ -75,9 +75,10 @@ class Source:
             await trio.sleep(early_s)
 
     async def read(
-        self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS, ring: bool = False
+        self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS, ring: bool = False, shared: bool = True
     ) -> tuple[RawPiece, bytes]:
-        if limit < limits.FORWARD_RECORDS:
+        """shared: what another destination at the same place has just read will do."""
+        if limit < limits.FORWARD_RECORDS or not shared:
             return await self._read(from_seq, limit, ring)
         while (under_way := self._reading.get(from_seq)) is not None:
             await under_way.wait()
