@@ -476,6 +476,7 @@ class Shard:
             settings=self.settings,
             topics=self.recovered.topics,
             totals=self.recovered.totals,
+            copies=self.recovered.copies,
             wal=wal,
             syncer=self.syncer,
             clock=self.clock,

@@ -148,18 +148,20 @@ class Forwarder:
         self.rules = rules or [rule(shard, source, dest)]
         self.ring_hops = ring_hops
         self.at: int | None = None
+        self.until: int | None = None
         self.together: Callable[[], object] = lambda: None  # done in the round of the next forward, behind it
 
     def step(self, *, limit: int = 1_000) -> bool:
         shard = self.shard
         try:
-            if self.at is not None and shard.topic(self.source).head_seq == self.at:
+            if self.at is not None and self.until is None and shard.topic(self.source).head_seq == self.at:
                 return False  # only whoever has just opened the pipe says so
             if self.at is None:
                 routers = tuple(each.router for each in self.rules)
                 since = min(each.since for each in self.rules)
                 ring = self.ring_hops is not None
-                self.at = shard.open_pipe(self.source, self.dest, since, routers=routers, ring=ring).at
+                opened = shard.open_pipe(self.source, self.dest, since, routers=routers, ring=ring)
+                self.at, self.until = opened.at, opened.until
             return self._forward(limit)
         except ApiError as error:
             if error.code not in ("topic_full", "record_too_large", "throttled", "shard_unavailable"):
@@ -171,7 +173,7 @@ class Forwarder:
         shard = self.shard
         assert self.at is not None
         request = messages.ReadRaw(
-            self.source, shard.id_of(self.source), self.at, limit, 2**20, self.ring_hops is not None
+            self.source, shard.id_of(self.source), self.at, limit, 2**20, self.ring_hops is not None, self.until
         )
         sent = shard.send(Op.READ_RAW, request)
         piece, body = messages.decode_answer(shard.answers.messages.pop(sent))
@@ -195,9 +197,10 @@ class Forwarder:
         sent = shard.send(Op.FORWARD, head, copied.body)
         self.together()
         shard.work()
-        at = shard.answer(sent).at
-        self.at = at if at == piece.to_seq else None
-        return bool(at != before)
+        answer = shard.answer(sent)
+        filled = self.until is not None
+        self.at, self.until = answer.at if filled or answer.at == piece.to_seq else None, answer.until
+        return filled or bool(answer.at != before)
 
     def pump(self, *, limit: int = 1_000) -> None:
         """Until there is nothing to do."""

@@ -728,8 +728,8 @@ def test_how_one_folder_ended_says_nothing_of_another(tmp_path: Path) -> None:
         ).run(layout=1, old_shards=2)
         dest = recovered.topics["dest"]
         assert dest.pipe is not None
-        assert dest.pipe.deriving
-        assert (dest.pipe.flushed_to, dest.next_seq) == (3, 4)
+        assert dest.pipe.rebuilding
+        assert (dest.pipe.flushed_to, dest.next_seq) == (3, 8)
         assert recovered.topics["t"].next_seq == 3
         disk.close_all()
 

@@ -150,7 +150,7 @@ def test_a_death_after_each_message(tmp_path: Path, who: str, after: int) -> Non
             else:
                 await play.rest()
                 play.serve(1)
-        before = {} if play.shard.topic("d").deriving else play.shard.seqs("d")
+        before = {} if play.shard.topic("d").rebuilding else play.shard.seqs("d")
         await (play.crash_shard() if who == "shard" else play.crash_router())
         await play.settle()
         assert play.shard.data("d") == ints(1, 3)
@@ -354,7 +354,7 @@ def test_any_order(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[
 
         def look() -> None:
             for topic in "bcd":
-                if not play.shard.topic(topic).deriving:
+                if not play.shard.topic(topic).rebuilding:
                     for seq, data in play.shard.seqs(topic).items():
                         assert seen.setdefault((topic, seq), data) == data
 

@@ -400,7 +400,7 @@ def test_an_end_without_space_for_copies_answers_everybody_and_is_not_clean(
     disk.close_all()
     again = PipeShard(tmp_path)
     assert [each.seq for each in again.everything("s")] == list(range(1, 16))
-    assert again.topic("d").deriving is full, "or the copies are lost"
+    assert again.topic("d").rebuilding is full, "or the copies are lost"
     if not full:
         assert [each.seq for each in again.everything("d")] == list(range(1, 11))
     again.crash()

@@ -141,7 +141,11 @@ class _Telling:
             tale.in_log.append((frame.first_seq, frame.last_seq))
         elif tale is not None and frame.type == FrameType.HEAD:
             tale.ceiling = max(tale.ceiling, frame.first_seq)
-            self._met(tale, msgspec.msgpack.decode(frame.body, type=HeadFrame).head_seq)
+            head = msgspec.msgpack.decode(frame.body, type=HeadFrame)
+            self._met(tale, head.head_seq)
+            if head.copies is not None:
+                tale.known = max(tale.known, head.copies.last_seq)
+                tale.in_log.append((head.copies.first_seq, head.copies.last_seq))
         elif tale is not None and frame.type == FrameType.DELETE:
             before = msgspec.msgpack.decode(frame.body, type=DeleteFrame).before_seq
             tale.known = max(tale.known, (before or 0) - 1)

@@ -197,7 +197,7 @@ class Shard:
                 topic.delete(_decode_delete_frame(frame.body), fresh=fresh)
         elif kind == FrameType.HEAD:
             if topic is not None:
-                topic.head(_decode_head_frame(frame.body).head_seq)
+                topic.head(_decode_head_frame(frame.body), fresh=fresh)
         elif kind == FrameType.TOPIC:
             if fresh:
                 self._configure(topic, frame)

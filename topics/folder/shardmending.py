@@ -255,14 +255,14 @@ class _Mending:
         elif lost:
             self._plan.lost[topic.name] = lost  # dropped later on in the log
         known = lost if topic.pipe is not None else both(lost, [(1, topic.head_seq)])
-        before = (topic.holes, topic.segments, None if topic.pipe is None else topic.pipe.direct)
+        before = (topic.holes, topic.segments, None if topic.pipe is None else topic.pipe.logged)
         topic.holes = joined([*topic.holes, *known]) if known else topic.holes
         topic.ceiling = max([topic.ceiling, *(last for _, last in known)])
         if topic.pipe is not None and known:
-            topic.pipe.direct = max(topic.pipe.direct, known[-1][1])  # copies get seqs behind it
+            topic.pipe.logged = False  # what is copied from now on gets seqs above all that may have been seen
         pairs = zip(topic.segments, segments, strict=True)
         topic.segments = [_segment_state(known, remains) for known, remains in pairs if remains.blocks]
-        return (topic.holes, topic.segments, None if topic.pipe is None else topic.pipe.direct) != before
+        return (topic.holes, topic.segments, None if topic.pipe is None else topic.pipe.logged) != before
 
     def _tell_loss(self, tale: Tale, lost: Ranges) -> None:
         if lost:

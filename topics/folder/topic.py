@@ -25,7 +25,7 @@ from topics.folder.batch import Batch
 from topics.folder.ranges import minus, total
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
+from topics.storage.control import DeleteFrame, HeadFrame, PipeFrame, TopicFrame
 from topics.storage.leases import is_log_name
 from topics.storage.snapshot import PipeState, SegmentState, TopicState
 
@@ -224,10 +224,16 @@ class Topic:
         self.head_seq = max(head, batch.last)
         self.last_write_ms = max(self.last_write_ms or 0, batch.last_ts)
 
-    def head(self, head_seq: int) -> None:
-        if self.pipe is None and head_seq > self.head_seq:
-            self.lose(self.head_seq + 1, head_seq)
-            self.head_seq = head_seq
+    def head(self, frame: HeadFrame, *, fresh: bool) -> None:
+        """fresh: the snapshot does not know it."""
+        copies = frame.copies
+        if (self.pipe is None or self.pipe.logged) and frame.head_seq > self.head_seq:
+            self.lose(self.head_seq + 1, frame.head_seq)
+            self.head_seq = frame.head_seq
+        if copies is not None and self.pipe is not None:
+            if fresh and not copies.count:
+                self.trims.append((copies.first_seq, copies.last_seq))
+            self.head_seq = max(self.head_seq, copies.last_seq)
 
     def lose(self, first: int, last: int) -> None:
         if self.holes and self.holes[-1][1] + 1 >= first:
@@ -244,7 +250,9 @@ class Topic:
             self.pipe = None
         elif self.pipe is None or self.pipe.source_id != pipe.source_id:
             # Nothing is copied into it yet, or what was is in segments: all that is there is on the disk.
-            self.pipe = PipeState(pipe.source_id, pipe.at, {}, flushed_to=self.head_seq, ring=pipe.ring)
+            self.pipe = PipeState(
+                pipe.source_id, pipe.at, {}, flushed_to=self.head_seq, ring=pipe.ring, logged=pipe.logged
+            )
         else:
             self.pipe.ring = pipe.ring
 
@@ -271,7 +279,8 @@ class Topic:
         if fresh:
             # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many
             # of a range were deleted before nobody can tell then. A router's copy may have been in memory only.
-            self.deleted_total += deleted + len(frame.sources) if frame.seqs is None else len(frame.seqs)
+            copies = len(frame.sources) + frame.copies
+            self.deleted_total += deleted + copies if frame.seqs is None else len(frame.seqs)
             if self.pipe is not None:
                 self.head_seq = max([self.head_seq, *(frame.seqs or ())])
         self._trim()

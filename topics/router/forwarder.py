@@ -49,6 +49,7 @@ class Forwarder:
         self.dest = rules[0].dest
         self.dest_id = rules[0].dest_id
         self.at = 0
+        self._until: int | None = None  # the destination wants what lies before this seq once more
         self.forwarded: dict[str, int] = {}
         self.records = 0
         self._limit = limits.FORWARD_RECORDS
@@ -109,14 +110,15 @@ class Forwarder:
         ring = self.ring_hops is not None
         head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, routers, ring)
         opened = await self._ask_dest(Op.OPEN_PIPE, head)
-        self.at, self.forwarded = opened.at, dict(opened.forwarded)
+        self.at, self._until, self.forwarded = opened.at, opened.until, dict(opened.forwarded)
         self.opened.set()
         # Even if there is nothing: the destination may wait to hear that. And anew: what a destination has refused, and
         # another one has read, may have been deleted since.
         await self._forward(shared=False)
 
     async def _step(self) -> None:
-        await self._source.wait_beyond(self.at)
+        if self._until is None:
+            await self._source.wait_beyond(self.at)
         await self._forward()
 
     async def _forward(self, *, shared: bool = True) -> None:
@@ -124,7 +126,8 @@ class Forwarder:
         try:
             await source.follow()
             ring = self.ring_hops is not None
-            piece, body = await source.read(self.at, limit=self._limit, ring=ring, shared=shared)
+            limit, until = self._limit, self._until
+            piece, body = await source.read(self.at, limit=limit, ring=ring, shared=shared, until=until)
         except ApiError as error:
             if is_gone(error):
                 raise TopicGone(source.topic) from None
@@ -154,6 +157,9 @@ class Forwarder:
             return
         self._limit = min(2 * self._limit, limits.FORWARD_RECORDS)
         self.waits_for = ""
+        if self._until is not None:
+            self.at, self._until = answer.at, answer.until
+            return  # none of these copies is new
         if answer.at != piece.to_seq:
             raise Unavailable  # somebody else was there, or nobody any more: ask again where it stands
         self.at = answer.at

@@ -75,11 +75,17 @@ class Source:
             await trio.sleep(early_s)
 
     async def read(
-        self, from_seq: int, *, limit: int = limits.FORWARD_RECORDS, ring: bool = False, shared: bool = True
+        self,
+        from_seq: int,
+        *,
+        limit: int = limits.FORWARD_RECORDS,
+        ring: bool = False,
+        shared: bool = True,
+        until: int | None = None,
     ) -> tuple[RawPiece, bytes]:
-        """shared: what another destination at the same place has just read will do."""
-        if limit < limits.FORWARD_RECORDS or not shared:
-            return await self._read(from_seq, limit, ring)
+        """shared: what another destination at the same place has just read will do. until: nothing behind this seq."""
+        if limit < limits.FORWARD_RECORDS or not shared or until is not None:
+            return await self._read(from_seq, limit, ring, until)
         while (under_way := self._reading.get(from_seq)) is not None:
             await under_way.wait()
         last = self._last
@@ -88,15 +94,15 @@ class Source:
             return last[1], last[2]
         done = self._reading[from_seq] = trio.Event()
         try:
-            piece, body = await self._read(from_seq, limit, ring)
+            piece, body = await self._read(from_seq, limit, ring, None)
             self._last = (from_seq, piece, body) if self.users > 1 else None
             return piece, body
         finally:
             del self._reading[from_seq]
             done.set()
 
-    async def _read(self, from_seq: int, limit: int, ring: bool) -> tuple[RawPiece, bytes]:
+    async def _read(self, from_seq: int, limit: int, ring: bool, until: int | None) -> tuple[RawPiece, bytes]:
         self._read_at = trio.current_time()
-        head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limit, limits.FORWARD_BYTES, ring)
+        head = messages.ReadRaw(self.topic, self.topic_id, from_seq, limit, limits.FORWARD_BYTES, ring, until)
         piece, body = await self._asks.ask(self.shard, Op.READ_RAW, head)
         return piece, bytes(body)

@@ -1,4 +1,4 @@
-"""Bodies of the WAL frames that are not batches. Both are msgpack arrays, so fields may only be added at the end."""
+"""Bodies of the WAL frames that are not batches: msgpack arrays, so fields may only be added at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class PipeFrame(msgspec.Struct, array_like=True, frozen=True):
     source_id: int
     at: int  # the source's seq up to which it has been copied, when this was written
     ring: bool = False  # the two are part of a ring
+    logged: bool = False  # every copy is in the log by its seqs (CopiesFrame); older programs logged none
 
 
 class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -27,10 +28,25 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     pipe: PipeFrame | None = None
 
 
+class CopiesFrame(msgspec.Struct, array_like=True, frozen=True):
+    """Which seqs of a router's destination stand for which of its source's. The records are in the source's log: they
+    are not written a second time."""
+
+    first_seq: int
+    last_seq: int
+    at: int  # the source's seq up to which it has been copied with these
+    count: int = 0  # as many copies; 0: the seqs stand for records that the source lost before they were copied
+    size: int = 0  # what the copies count for in the topic's `bytes`
+    sources: list[tuple[int, int]] = []  # the source's seqs, as (first, count) runs
+    counts: dict[str, int] = {}  # copies by router
+    hops: list[int] | None = None  # of copies in a ring: how many routers each has passed
+
+
 class HeadFrame(msgspec.Struct, array_like=True, frozen=True):
     """The frame's first_seq is the new ceiling: no seq above it has been given out. head_seq was the highest then."""
 
     head_seq: int
+    copies: CopiesFrame | None = None  # which the topic got with this frame
 
 
 class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -40,4 +56,5 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     seqs: list[int] | None = None
     cap_seq: int = 0  # what caps and TTL had taken before this delete made room
     ttl_seq: int = 0
-    sources: list[int] = []  # of copies that are in no segment yet: the source's seq x 16 + which router's copy
+    sources: list[int] = []  # of older programs: those of the copies that were in no segment yet, one each
+    copies: int = 0  # how many of them are routers' copies that are in no segment yet

@@ -36,10 +36,11 @@ class PipeState(msgspec.Struct, array_like=True):
     source_id: int
     at: int  # the source's seq
     forwarded: dict[str, int]  # by router: copies made, ever
-    deleted: list[int] = []  # copies that a client removed and that are in no segment: source's seq x 16 + which copy
+    deleted: list[int] = []  # of older programs: copies that a client removed and that were in no segment
     flushed_to: int = 0  # the last seq here that is covered by `at`
-    direct: int = 0  # the last seq here that a client wrote itself
+    direct: int = 0  # of older programs: the last seq here that a client wrote itself
     ring: bool = False  # the two are part of a ring
+    logged: bool = False  # copies above `flushed_to` are in the log by their seqs (control.CopiesFrame)
 
 
 class TopicState(msgspec.Struct, array_like=True):

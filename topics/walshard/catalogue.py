@@ -91,7 +91,7 @@ class Catalogue:
         topic = self._topics.get(name)
         if topic is None:
             raise topic_not_found(name)
-        if topic.deriving:
+        if topic.rebuilding:
             raise being_rebuilt(name)
         self._refresh(topic)
         return topic
@@ -110,7 +110,7 @@ class Catalogue:
             topic.for_router = request.create_only
         elif request.create_only:
             return messages.pack(Op.PUT_TOPIC, correlation, messages.TopicPut(False, topic.config))
-        elif topic.deriving:
+        elif topic.rebuilding:
             raise being_rebuilt(topic.name)  # a cap that rejects would keep its copies out for good
         else:
             before = topic.config
@@ -183,7 +183,7 @@ class Catalogue:
         self._refresh(topic)
         if request.undo and (topic.head_seq or topic.pending_records or not topic.for_router):
             return messages.pack(Op.DROP_TOPIC, correlation, messages.TopicDropped(False))
-        if request.if_empty and topic.deriving:
+        if request.if_empty and topic.rebuilding:
             raise being_rebuilt(topic.name)
         if request.if_empty and (topic.count or topic.pending_records):
             count = topic.count + topic.pending_records
@@ -235,7 +235,7 @@ class Catalogue:
                     topic_id=topic.id if is_queue else 0,
                     removals=removals(topic) if is_queue else 0,
                     completing=topic.completing if is_queue else 0,
-                    rebuilding=topic.deriving,
+                    rebuilding=topic.rebuilding,
                 )
             )
         return messages.pack(Op.LIST_TOPICS, correlation, messages.TopicsListed(rows, len(names) > request.limit))

@@ -22,11 +22,11 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.control import HeadFrame, TopicFrame
+from topics.storage.control import CopiesFrame, HeadFrame, TopicFrame
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.copies import Copies
+from topics.walshard.copies import Copies, CopyMemory
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
@@ -153,8 +153,6 @@ class Commit:
         topic.pending_records += count
         topic.pending_bytes += size
         topic.totals.pending_bytes += size
-        if topic.pipe is not None:
-            topic.pipe.direct = last
         self._staged.append(Written(topic, row, created, key, lsn, reply_to, correlation, requests))
 
     def stage_placed(
@@ -184,25 +182,28 @@ class Commit:
         topic.pending_records += count
         topic.pending_bytes += size
         topic.totals.pending_bytes += size
-        if topic.pipe is not None:
-            topic.pipe.direct = last
         self._staged.append(Written(topic, row, created, request.key, lsn, reply_to, correlation))
 
-    def stage_copy(
-        self, topic: Topic, *, count: int, size: int, body: bytes, ts: int, copies: Copies, reply_to: ReplyTo
+    def stage_copies(
+        self, topic: Topic, request: messages.Forward, body: bytes, *, ts: int, memory: CopyMemory, reply_to: ReplyTo
     ) -> int:
-        """The same for copies of another topic's records: they get seqs and are published in their turn, but nothing
-        is logged but the ceiling, now and then. Returns the last seq."""
-        first = topic.next_seq
+        """The same for copies of another topic's records: they get seqs and are published in their turn, but what is
+        logged of them is which seqs they have, here and in the source. Returns the last seq."""
+        first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
-        if last > topic.ceiling - topic.ceiling_margin:
-            self.make_room(_HEAD_BYTES)
-            self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
+            if last > topic.ceiling - topic.ceiling_margin:
+                self.make_room(_HEAD_BYTES)
+                self.stage_ceiling(topic, last, ts, count=count)
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
-            row = Row(first, count, ts, ts, size, copies, 0, len(body), count, body)
-            copies.bytes += len(body)
+            copies = CopiesFrame(
+                first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
+            )
+            self.stage_copies_frame(topic, copies, ts)
+            source = Copies(memory, self.wal.current)
+            row = Row(first, count, ts, ts, size, source, 0, 0, count)
+            source.share(row, body)
         topic.next_seq = last + 1
         topic.last_ts = ts
         topic.pending_records += count
@@ -211,8 +212,17 @@ class Commit:
         self._staged.append(Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False))
         return last
 
-    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool) -> None:
-        """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost."""
+    def stage_copies_frame(self, topic: Topic, copies: CopiesFrame, ts: int) -> None:
+        frame = _encode(HeadFrame(topic.next_seq - 1, copies))
+        self.make_room(frame_bytes(key_len=0, body_len=len(frame)))
+        if copies.last_seq > topic.ceiling - topic.ceiling_margin:
+            self.stage_ceiling(topic, copies.last_seq, ts, count=copies.count, copies=copies)
+        else:
+            self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=topic.ceiling, body=frame)
+
+    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int) -> None:
+        """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
+        seq `at`."""
         first = topic.next_seq
         if seq < first:
             return
@@ -220,8 +230,12 @@ class Commit:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
         if seq > topic.ceiling - topic.ceiling_margin:
-            self.make_room(_HEAD_BYTES)
             topic.reserve = None  # none of these is written
+        if trimmed and not topic.ephemeral:
+            self.stage_copies_frame(topic, CopiesFrame(first, seq, at), topic.last_ts)
+            self.write_control()
+        elif seq > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
             self.stage_ceiling(topic, seq, topic.last_ts)
             self.write_control()
         if trimmed:
@@ -249,7 +263,9 @@ class Commit:
         )
         self._promise(topic, topic.ceiling, self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body))
 
-    def stage_ceiling(self, topic: Topic, last: int, ts: int, *, count: int = 0) -> None:
+    def stage_ceiling(
+        self, topic: Topic, last: int, ts: int, *, count: int = 0, copies: CopiesFrame | None = None
+    ) -> None:
         """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
         if topic.reserve is None:
             topic.reserve = Reserve(ms=ts, seq=last - count)
@@ -258,9 +274,9 @@ class Commit:
             soon = topic.reserve.age_ms(ts) < self._hurry_ms
         reserve = topic.reserve.promise(ms=ts, seq=last, count=count)
         ceiling = last + reserve
-        if topic.deriving and ceiling < topic.ceiling:
+        if topic.rebuilding and ceiling < topic.ceiling:
             ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
-        body = _encode(HeadFrame(topic.next_seq - 1))
+        body = _encode(HeadFrame(topic.next_seq - 1, copies))
         lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
         self._promise(topic, ceiling, lsn)
         topic.ceiling_margin = reserve // 2
@@ -296,7 +312,7 @@ class Commit:
         quiet = [topic for topic in self.reserved if topic.reserve is None or topic.reserve.is_quiet(now_ms)]
         lowered = []
         for topic in quiet[:_LOWERED]:
-            if topic.deriving:
+            if topic.rebuilding:
                 continue
             if not self.wal.fits(_HEAD_BYTES, reserve=False):
                 break

@@ -1,6 +1,7 @@
 """The state of a router's destination: copies in memory, and the pipe that says how far the source has been copied.
 
-What a snapshot says of a pipe is what its segments hold; the rest is made again after a crash (pipes.py).
+A copy's bytes are in memory until the mover has written them to a segment; the log holds its seq and the source's
+(storage/control.py, CopiesFrame). After a crash the rows are there again, and rebuild.py fills them from the source.
 """
 
 from __future__ import annotations
@@ -8,33 +9,61 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain
+from typing import Protocol
 
-from topics.storage.control import PipeFrame
+from topics.storage.control import CopiesFrame, PipeFrame
 from topics.storage.snapshot import PipeState
+from topics.walshard.rebuild import Rebuild, Unfilled
 from topics.walshard.rows import Row
 
-_COPIES_BITS = 4  # of several routers between the same two topics
+_COPIES_BITS = 16  # which of several routers between the same two topics: more than there can be
 _COPIES_MASK = 2**_COPIES_BITS - 1
 
 
-class Copies:
-    """The source of rows whose only bytes are in memory, until the mover has written them down."""
+class LogFile(Protocol):
+    """A WAL file, as far as its rows need it."""
+
+    def pin(self) -> None: ...
+    def release(self, row: Row) -> None: ...
+
+
+class CopyMemory:
+    """How much the copies of a shard take."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
+
+class Copies:
+    """The source of a row whose only bytes are in memory, until the mover has written them down. The row keeps the log
+    file that knows its seqs."""
+
+    __slots__ = ("_memory", "file")
+
+    def __init__(self, memory: CopyMemory, file: LogFile) -> None:
+        self._memory = memory
+        self.file = file
+
     def read_body(self, row: Row) -> bytes:
         raise AssertionError("a copy has its body until it is in a segment")
 
+    def share(self, row: Row, body: bytes) -> None:
+        """Another row of the same copies, with these bytes."""
+        row.body = body
+        row.length = len(body)
+        self._memory.bytes += len(body)
+        self.file.pin()
+
     def release(self, row: Row) -> None:
-        self.bytes -= row.length
+        self._memory.bytes -= row.length
+        self.file.release(row)
 
 
 class Pipe:
     def __init__(self, source_id: int, at: int, forwarded: dict[str, int], *, ring: bool = False) -> None:
         self.source_id = source_id
         self.ring = ring
-        self.direct = 0  # the last seq that a client wrote itself
+        self.logged = True
         self.flushed_to = 0  # the last seq that `flushed_at` covers
         self.at = at
         self.forwarded = forwarded
@@ -43,18 +72,31 @@ class Pipe:
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet
-        self.counted_to = 0  # what caps and TTL took up to here was in the counts of the snapshot
-        self.deriving = False  # copies that readers may have seen are being made again
+        self.rebuild: Rebuild | None = None  # rows that a crash left without their bytes
+        self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
-        self.deleted: set[int] = set()  # copies that a client removed and no segment shows yet: see sources_of
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
         pipe = cls(state.source_id, state.at, dict(state.forwarded), ring=state.ring)
-        pipe.deleted = set(state.deleted)
+        pipe.logged = state.logged
         pipe.flushed_to = state.flushed_to
-        pipe.direct = state.direct
         return pipe
+
+    @property
+    def rebuilding(self) -> bool:
+        """Copies that readers may have seen are read from the source once more."""
+        return self.rebuild is not None or self.tail_lost
+
+    @property
+    def position(self) -> int:
+        """The source's seq from which the next forward has to go on."""
+        return self.at if self.rebuild is None else self.rebuild.at
+
+    @property
+    def until(self) -> int | None:
+        """The source's seq up to which it is to be read, if not to its end."""
+        return None if self.rebuild is None else self.rebuild.until
 
     def keep_only(self, routers: Iterable[str]) -> None:
         """Forget what was copied by routers that are no more."""
@@ -77,35 +119,66 @@ class Pipe:
         else:
             self.flushed_at = at  # there is nothing new that would have to be in a segment first
 
+    def skip(self, last_seq: int) -> None:
+        """No copy will ever get a seq up to this one that has none yet."""
+        if self.marks:
+            self.marks.append((last_seq, self.at, {}))
+        else:
+            self.flushed_to = max(self.flushed_to, last_seq)
+
     def flushed(self, flushed_seq: int) -> None:
-        """Rows up to a seq are in segments."""
+        """Rows up to a seq are in segments, or hold nothing any more."""
         marks = self.marks
         while marks and marks[0][0] <= flushed_seq:
             self.flushed_to, self.flushed_at, counts = marks.popleft()
             self.sources.pop(self.flushed_to, None)
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
-        if self.deleted:
-            self.deleted = {copy for copy in self.deleted if copy >> _COPIES_BITS > self.flushed_at}
 
-    def sources_of(self, row: Row, indexes: Iterable[int]) -> list[int]:
-        """What some copies of a row are copies of: the source's seq, and which of several routers' copies it is."""
-        known: list[int] = []
-        for seq in chain.from_iterable(range(first, first + count) for first, count in self.sources.get(row.last, [])):
-            again = known[-1] & _COPIES_MASK if known and known[-1] >> _COPIES_BITS == seq else -1
-            known.append(seq << _COPIES_BITS | min(again + 1, _COPIES_MASK))
-        return [known[index] for index in indexes if index < len(known)]
+    def begin_rebuild(self, rows: Iterable[Row]) -> None:
+        """After a crash: these rows of copies have no bytes."""
+        at = {last_seq: at for last_seq, at, _ in self.marks}
+        unfilled = [Unfilled(row, self.copy_ids(row), at[row.last]) for row in rows]
+        if unfilled:
+            self.rebuild = Rebuild(self.flushed_at, unfilled)
+
+    def copies_frame(self, row: Row) -> CopiesFrame:
+        """What the log says of a row of copies; it may be the end of what was copied at once."""
+        _, at, counts = next(mark for mark in self.marks if mark[0] == row.last)
+        runs: list[tuple[int, int]] = []
+        missing = row.count
+        for first, count in reversed(self.sources[row.last]):
+            taken = min(count, missing)
+            if taken:
+                runs.append((first + count - taken, taken))
+            missing -= taken
+        size = row.size * row.count // row.live
+        return CopiesFrame(row.first, row.last, at, row.count, size, runs[::-1], counts)
+
+    def copy_ids(self, row: Row) -> list[int]:
+        """What each copy of a row is a copy of: the source's seq, and which of several routers' copies it is. The row
+        may be the end of what was copied at once."""
+        return copy_ids(self.sources[row.last])[-row.count :]
 
     def state(self) -> PipeState:
         return PipeState(
             self.source_id,
             self.flushed_at,
             self.flushed_forwarded,
-            sorted(self.deleted),
-            self.flushed_to,
-            self.direct,
-            self.ring,
+            flushed_to=self.flushed_to,
+            ring=self.ring,
+            logged=True,
         )
 
     def frame(self) -> PipeFrame:
-        return PipeFrame(self.source_id, self.flushed_at, self.ring)
+        return PipeFrame(self.source_id, self.flushed_at, self.ring, logged=True)
+
+
+def copy_ids(sources: Iterable[tuple[int, int]]) -> list[int]:
+    """For copies from these runs of the source's seqs: a number each, ascending. A seq that stands there several times
+    was copied by several routers."""
+    known: list[int] = []
+    for seq in chain.from_iterable(range(first, first + count) for first, count in sources):
+        again = known[-1] & _COPIES_MASK if known and known[-1] >> _COPIES_BITS == seq else -1
+        known.append(seq << _COPIES_BITS | again + 1)
+    return known

@@ -36,7 +36,7 @@ from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.catalogue import Catalogue
 from topics.walshard.commit import Commit, ReplyTo, write_failed
-from topics.walshard.copies import Copies
+from topics.walshard.copies import CopyMemory
 from topics.walshard.fetcher import Away, Fetcher, need_sizes
 from topics.walshard.idempotency import Remembered
 from topics.walshard.jobs import Jobs
@@ -71,6 +71,7 @@ class Engine:
         clock: Clock,
         quota: Quota | None = None,
         space: FreeSpace | None = None,
+        copies: CopyMemory | None = None,
         restarted: bool = False,
         entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(8), "little"),
     ) -> None:
@@ -93,7 +94,7 @@ class Engine:
             topics=topics, cache=self.cache, fetcher=self.fetcher, refresh=self.refresh, now_ms=clock.now_ms
         )
         self.sessions = Sessions(settings, restarted=restarted)
-        self.copies = Copies()
+        self.copies = CopyMemory() if copies is None else copies
         self.pipes = Pipes(
             topics=topics,
             commit=self.commit,
@@ -219,7 +220,8 @@ class Engine:
 
     def refresh(self, topic: Topic) -> None:
         """Bring what depends on time up to date before a topic is looked at."""
-        retention.expire(topic, now_ms=self.clock.now_ms())
+        if not topic.rebuilding:
+            retention.expire(topic, now_ms=self.clock.now_ms())
 
     # --- append --------------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class Engine:
             topic = self._new_topic(request, now)
         else:
             config = topic.config
-            if topic.pipe is not None and topic.deriving:
+            if topic.pipe is not None and topic.rebuilding:
                 raise being_rebuilt(topic.name)
             if request.key is not None:
                 topic.keys.expire(now_ms=now, window_ms=config.idempotency_window_ms)
@@ -338,7 +340,7 @@ class Engine:
     def _check_room(self, topic: Topic, records: int, size: int) -> None:
         """Before copies are taken in: they obey the topic's caps and the instance's quota like anything else."""
         self.space.check()
-        if self.settings.max_total_bytes and not topic.deriving:  # those that are made again have their room already
+        if self.settings.max_total_bytes and not topic.rebuilding:  # those that are made again have their room already
             self._check_quota(new_topic=False, size=size)
         if topic.config.discard == "reject":
             self._refuse_overflow(topic, records=records, size=size, now=self.clock.now_ms())
@@ -415,8 +417,9 @@ class Engine:
         need_sizes(cut, self.cache)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
-            sources = topic.sources_of(below=bound, seqs=seqs)
-            frame = msgspec.msgpack.encode(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, sources))
+            copies = topic.copies_below(bound) if seqs is None else 0
+            body = DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies)
+            frame = msgspec.msgpack.encode(body)
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()

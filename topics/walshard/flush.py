@@ -64,6 +64,8 @@ class Flush:
         for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
             if row.live == 0 or not isinstance(row.source, WalFile | Copies):
                 continue
+            if isinstance(row.source, Copies) and row.body is None:
+                break  # it is filled later, and segments are in seq order
             if (
                 not groups
                 or row.first != following

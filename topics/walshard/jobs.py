@@ -88,7 +88,7 @@ class Jobs:
             raise topic_not_found(request.topic)
         if topic.config.type != "queue":
             raise not_a_queue(topic.name)
-        if topic.deriving:
+        if topic.rebuilding:
             raise being_rebuilt(topic.name)
         self._refresh(topic)
         log = self._topics.get(log_name(topic.name))
@@ -148,7 +148,7 @@ class Jobs:
         topic = self._topics.get(name)
         if topic is None or topic.id != topic_id:
             raise topic_not_found(name)
-        if topic.deriving:
+        if topic.rebuilding:
             raise being_rebuilt(name)
         self._refresh(topic)
         return topic
@@ -284,8 +284,7 @@ class Jobs:
         commit.write()
         frame = b""
         if seqs and topic.logged:
-            sources = topic.sources_of(below=topic.head_seq + 1, seqs=seqs)
-            frame = _encode(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq, sources))
+            frame = _encode(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq))
         delete_bytes = frame_bytes(key_len=0, body_len=len(frame))
         try:
             commit.make_room(delete_bytes + frame_bytes(key_len=0, body_len=len(body)) + limits.CONTROL_BYTES)

@@ -23,9 +23,11 @@ import msgspec
 from topics import limits
 from topics.errors import DiskFull
 from topics.settings import Settings
+from topics.storage.control import DeleteFrame
+from topics.storage.format import FrameType, frame_bytes
 from topics.storage.paths import numbered_name, topic_dir
 from topics.storage.snapshot import ShardState, encode_snapshot
-from topics.walshard import retention
+from topics.walshard.copies import Copies
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.flush import Flush, Moved
@@ -122,7 +124,7 @@ class Mover:
         if now >= self._expire_ms:
             self._expire_ms = now + (_EXPIRE_SOON_MS if engine.settings.max_total_bytes else _EXPIRE_MS)
             for each in engine.topics.values():
-                retention.expire(each, now_ms=now)  # nobody may ever look at it again
+                engine.refresh(each)  # nobody may ever look at it again
                 engine.jobs.look(each)
         self._settle_next()
         if self.busy:
@@ -141,7 +143,7 @@ class Mover:
         now = self._engine.clock.now_ms()
         oldest = self._engine.wal.older[0] if pressed and self._engine.wal.older else None
         for topic in self._engine.topics.values():
-            if not topic.tail_rows:
+            if not topic.tail_rows or topic.rebuilding:
                 continue
             if (
                 topic.tail_records >= settings.segment_max_events
@@ -151,11 +153,12 @@ class Mover:
             ):
                 return topic
         if pressed and self._engine.copies.bytes > limits.COPIES_BYTES // 2:
-            return next((topic for topic in self._engine.topics.values() if topic.pipe and topic.has_copies), None)
+            copied = (topic for topic in self._engine.topics.values() if topic.pipe and not topic.rebuilding)
+            return next((topic for topic in copied if topic.has_copies), None)
         if pressed:
             # Nobody is full, so the log is long because of many small tails: free the oldest file first.
             for topic in self._engine.topics.values():
-                if topic.tail_rows and (oldest is None or _reads_from(topic, oldest)):
+                if topic.tail_rows and not topic.rebuilding and (oldest is None or _reads_from(topic, oldest)):
                     return topic
         return None
 
@@ -163,7 +166,8 @@ class Mover:
         """A topic whose copies have waited for a quiet moment long enough: a restart would have to make them again."""
         longest_ms = _PATIENCE * limits.COPIES_AGE_MS
         for topic in self._engine.topics.values():
-            if topic.pipe is not None and now - topic.tail_since_ms >= longest_ms and topic.has_copies:
+            old = topic.pipe is not None and now - topic.tail_since_ms >= longest_ms
+            if old and topic.has_copies and not topic.rebuilding:
                 return topic
         return None
 
@@ -249,6 +253,32 @@ class Mover:
         topic.touched()
         self._flushed = True
 
+    def log_again(self, topic: Topic) -> None:
+        """Another layout, whose log is empty: what can't be flushed, because it stands behind copies that have no bytes
+        yet, is logged there as it was in the old one. The snapshot that follows covers these frames."""
+        commit, wal, now = self._engine.commit, self._engine.wal, self._engine.clock.now_ms()
+        dead: list[int] = []
+        for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
+            if not row.live:
+                continue
+            if isinstance(row.source, Copies):
+                assert topic.pipe is not None
+                commit.stage_copies_frame(topic, topic.pipe.copies_frame(row), row.first_ts)
+                row.source.file = wal.current
+            else:
+                body = row.load()
+                commit.make_room(frame_bytes(key_len=0, body_len=len(body)))
+                offset, _ = wal.stage_batch(topic.id, row.first, row.count, row.first_ts, body, b"")
+                row.source, row.offset = wal.current, offset
+                row.length = frame_bytes(key_len=0, body_len=len(body))
+            wal.current.pin()
+            dead += [row.first + index for index in range(row.count) if not row.is_live(index)]
+        if dead:
+            frame = msgspec.msgpack.encode(DeleteFrame(None, dead))
+            commit.make_room(frame_bytes(key_len=0, body_len=len(frame)))
+            wal.stage(FrameType.DELETE, topic_id=topic.id, ts=now, body=frame)
+        commit.write_control()
+
     # --- checkpoint ----------------------------------------------------------------------------------
 
     def checkpoint(self, *, clean: bool = False) -> None:
@@ -261,8 +291,8 @@ class Mover:
         if self._relocator is not None:
             leaving += self._relocator.switch()
         for topic in engine.topics.values():
-            if topic.pipe is not None and topic.pipe.marks and not topic.pending_records and not topic.has_copies:
-                topic.pipe.flushed(topic.head_seq)  # what is in no segment is no more
+            if topic.pipe is not None and topic.pipe.marks:
+                topic.pipe.flushed(topic.gone_through(topic.pipe.marks))
                 topic.touched()
             for segment in list(topic.segments):
                 if segment.live_rows == 0 and not topic.flushing:
@@ -419,6 +449,6 @@ class Mover:
 
 def _reads_from(topic: Topic, file: WalFile) -> bool:
     for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
-        if row.live and isinstance(row.source, WalFile):
-            return row.source is file
+        if row.live and isinstance(row.source, WalFile | Copies):
+            return (row.source.file if isinstance(row.source, Copies) else row.source) is file
     return False

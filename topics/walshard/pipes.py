@@ -1,28 +1,31 @@
-"""Copies of another topic's records, made by routers: derived, so they are not logged again.
+"""Copies of another topic's records, made by routers: derived, so their bytes are not logged again.
 
-A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows in
-memory until the mover writes them into segments; the snapshot that names those carries the pipe's position too, so
-position and copies can't disagree. Rules:
+A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows whose
+bytes are in memory until the mover writes them into segments. The log holds a line for each batch of them: its seqs
+here, and those of the source (storage/control.py, CopiesFrame). Rules:
 
-- a FORWARD says where it begins. If the pipe stands elsewhere nothing happens and the forwarder is told where: nobody
-  can copy a record twice or leave one out.
-- seqs that were given out keep their meaning. After the process died the copies that were in memory are made again
-  from the position on, in the same order, into the same seqs; until that is done the topic is not shown to anyone.
-  Where that is not possible (the source lost or deleted some meanwhile, or records written directly stand in between)
-  the next copy gets a seq above the ceiling, which nobody has ever seen.
-- what could not be logged has not happened: the pipe is as before, and whoever asked is told.
-- what the source lost before it was copied takes as many seqs here, which read as a `source_trim` tombstone.
+- a FORWARD says where it begins. If the pipe stands elsewhere nothing happens and the forwarder is told where: no
+  record is copied twice or left out.
+- the line is in the log before the copies are readable, so seqs that were given out keep their meaning. After a crash
+  the rows are there, between the records that clients wrote and without those that clients deleted; their bytes are
+  read from the source once more (rebuild.py), and until that is done the topic is not shown to anyone. It takes no
+  space on the disk.
+- what the source does not have any more reads as a `source_trim` tombstone: copies whose bytes were lost with the
+  process, and records that were lost before they were copied, which take as many seqs here.
+- what could not be logged has not happened: the pipe is as before, and the forwarder is told.
 
     crash                  what is left                    what happens
     forwarder              pipe and copies                 it asks where the pipe stands and goes on
-    this shard             pipe and copies as of the       copied again from there, into the same seqs
-                           last snapshot
-    the machine            the same                        the same, above the ceiling
+    this shard             rows and position               rows are filled from the source
+    the machine            what was synced of them         the same; of a destination of class fsync the rest is
+                                                           copied again in the same order, into the same seqs. If the
+                                                           source lost some of it, or the class syncs later than it
+                                                           answers: above the ceiling, which nobody has ever seen
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
@@ -32,15 +35,15 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.walshard import reads, retention
+from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
-from topics.walshard.copies import Copies, Pipe
+from topics.walshard.copies import CopyMemory, Pipe, copy_ids
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.fetcher import window
+from topics.walshard.rebuild import Filled
 from topics.walshard.topic import Topic
 
-_HOP_RANGES = 65_536
 _LAST = itemgetter(1)
 
 
@@ -51,7 +54,7 @@ class Pipes:
         topics: dict[str, Topic],
         commit: Commit,
         cache: BatchCache,
-        copies: Copies,
+        copies: CopyMemory,
         refresh: Callable[[Topic], None],
         now_ms: Callable[[], int],
         check_room: Callable[[Topic, int, int], None],
@@ -63,7 +66,7 @@ class Pipes:
         self._refresh = refresh
         self._now_ms = now_ms
         self._check_room = check_room
-        self.deriving = {topic.id for topic in topics.values() if topic.deriving}
+        self.rebuilding = {topic.id for topic in topics.values() if topic.rebuilding}
         # Set by the process: flush this topic, write a snapshot, then call back.
         self.settle: Callable[[Topic, Callable[[], None]], None] = lambda topic, then: then()
         self.handlers: dict[int, Callable[[Any, Any, int], bytes | None]] = {
@@ -77,10 +80,12 @@ class Pipes:
 
     def _read_raw(self, request: messages.ReadRaw, reply_to: ReplyTo, correlation: int) -> bytes:
         topic = self._alive(request.topic, request.topic_id)
-        if topic.deriving:
-            raise being_rebuilt(topic.name)
         self._refresh(topic)
-        piece, body = read_raw(topic, request, self._cache)
+        # Routers behind it need not wait for all of it, and in a ring they must not: each would wait for the other.
+        unfilled = None if topic.pipe is None or topic.pipe.rebuild is None else topic.pipe.rebuild.first_seq
+        piece, body = read_raw(topic, request, self._cache, before=unfilled)
+        if unfilled is not None and piece.to_seq <= request.from_seq and piece.to_seq < topic.head_seq:
+            raise being_rebuilt(topic.name)
         return messages.pack(Op.READ_RAW, correlation, piece, body)
 
     def _alive(self, name: str, topic_id: int) -> Topic:
@@ -113,7 +118,7 @@ class Pipes:
         pipe.keep_only(request.routers)
         topic.touched()
         if pipe.ring == request.ring:
-            return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
+            return messages.pack(Op.OPEN_PIPE, correlation, _opened(pipe))
         ring, pipe.ring = pipe.ring, request.ring
         try:
             self._opened(topic, pipe, reply_to, correlation)
@@ -127,7 +132,7 @@ class Pipes:
     def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
         before = topic.pipe
         pipe = topic.pipe = Pipe(request.source_id, request.at, {}, ring=request.ring)
-        pipe.flushed_to = pipe.direct = topic.next_seq - 1  # whatever is there was not copied
+        pipe.flushed_to = topic.next_seq - 1  # whatever is there was not copied
         try:
             self._opened(topic, pipe, reply_to, correlation)
         except (ApiError, DiskFull, OSError):
@@ -139,7 +144,7 @@ class Pipes:
         self._log(topic)
 
         def answer(fsync_us: int) -> bytes:
-            return messages.pack(Op.OPEN_PIPE, correlation, messages.PipeOpened(pipe.at, pipe.forwarded))
+            return messages.pack(Op.OPEN_PIPE, correlation, _opened(pipe))
 
         self._commit.wait_for_sync(reply_to, answer)
 
@@ -152,7 +157,7 @@ class Pipes:
         def answer(fsync_us: int) -> bytes:
             return messages.pack(Op.CLOSE_PIPE, correlation, messages.PipeClosed(pipe.at, pipe.forwarded))
 
-        if request.keep and pipe.deriving:
+        if request.keep and pipe.rebuilding:
             raise being_rebuilt(topic.name)
 
         def close() -> None:
@@ -188,29 +193,40 @@ class Pipes:
         """Go on when every copy is in a segment that a snapshot names."""
         pipe = topic.pipe
         assert pipe is not None
-        if pipe.deriving:  # its source is gone
-            self._give_up(topic, pipe, trimmed=True)
+        if pipe.rebuild is not None:  # its source is gone
+            self._fill(topic, pipe.rebuild.give_up())
+            pipe.rebuild = None
+            self._rebuilt(topic, pipe)
+        if pipe.tail_lost:
+            self._skip_tail(topic, pipe, trimmed=True)
         if topic.has_copies or pipe.pending or pipe.saved_at != pipe.at:
             self.settle(topic, then)
         else:
             then()
 
-    def _give_up(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
-        """What was not made again by now never will be."""
-        self._derived(topic, pipe)
-        try:
-            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed)
-        except (ApiError, DiskFull, OSError):
-            pipe.deriving = True
-            self.deriving.add(topic.id)
-            raise
+    @staticmethod
+    def _fill(topic: Topic, filled: Iterable[Filled]) -> None:
+        for row, runs in filled:
+            topic.fill(row, runs)
 
-    def _derived(self, topic: Topic, pipe: Pipe) -> None:
-        pipe.deriving = False
-        self.deriving.discard(topic.id)
+    def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
+        """The source has not all that was copied before the power went: go on above what readers may have seen."""
+        pipe.tail_lost = False
+        try:
+            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=pipe.at)
+        except (ApiError, DiskFull, OSError):
+            pipe.tail_lost = True
+            raise
+        self._rebuilt(topic, pipe)
+
+    def _rebuilt(self, topic: Topic, pipe: Pipe) -> None:
+        if not pipe.rebuilding and topic.id in self.rebuilding:
+            self.rebuilding.discard(topic.id)
+            self._refresh(topic)
+            self._commit.published(topic)
 
     def topic_dropped(self, topic: Topic) -> None:
-        self.deriving.discard(topic.id)
+        self.rebuilding.discard(topic.id)
 
     def _log(self, topic: Topic) -> None:
         self._commit.make_room(limits.CONTROL_BYTES)
@@ -233,36 +249,35 @@ class Pipes:
             raise ApiError("not_found", f'nothing is copied into "{topic.name}" from that topic')
         if pipe.pending:
             raise _busy()
-        if pipe.at != request.from_seq:
-            return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
+        if pipe.position != request.from_seq:
+            return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
+        if pipe.rebuild is not None:
+            ids = copy_ids(request.sources)
+            self._fill(topic, pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level))
+            if pipe.rebuild.done:
+                pipe.rebuild = None
+                self._rebuilt(topic, pipe)
+            return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:
             raise ApiError(
                 "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
             )
         if request.count:
             self._check_room(topic, request.count, request.size)
-        if pipe.deriving and not request.complete:
-            self._give_up(topic, pipe, trimmed=request.lost > 0)
+        if pipe.tail_lost and not request.complete:
+            self._skip_tail(topic, pipe, trimmed=request.lost > 0)
         elif request.lost:
-            self._commit.skip_to(topic, topic.next_seq - 1 + request.lost, trimmed=True)
+            lost_to = topic.next_seq - 1 + request.lost
+            self._commit.skip_to(topic, lost_to, trimmed=True, at=request.from_seq + request.lost)
         if not request.count:
-            derived = pipe.deriving
             self._advance(topic, pipe, request, last=topic.next_seq - 1)
-            if derived:
-                self._commit.published(topic)
-            return messages.pack(Op.FORWARD, correlation, messages.Forwarded(pipe.at))
+            return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if KILL_POINTS:
             kill_point("forward")
         now = self._now_ms()
         copied = _Copied(self, topic, pipe, request, reply_to, correlation)
-        copied.last = self._commit.stage_copy(
-            topic,
-            count=request.count,
-            size=request.size,
-            body=body,
-            ts=max(now, topic.last_ts),
-            copies=self._copies,
-            reply_to=copied,
+        copied.last = self._commit.stage_copies(
+            topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
         )
         pipe.pending = True
         return None
@@ -275,41 +290,22 @@ class Pipes:
 
     def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if request.hops is not None and request.count:
-            _remember_hops(topic, last - request.count + 1, request.hops)
+            topic.remember_hops(last - request.count + 1, request.hops)
         pipe.advance(last, request.to_seq, request.counts, request.sources)
-        if pipe.deleted and request.count:
-            self._delete_again(topic, pipe, last)
         if topic.ephemeral:
             pipe.flushed(last)  # its records are never written down: a restart goes on from here
-        if pipe.deriving:
-            self._remove_again(topic, pipe, last)
-            if request.level:
-                self._derived(topic, pipe)
+        if pipe.tail_lost and request.level:
+            pipe.tail_lost = False
+            self._rebuilt(topic, pipe)
         topic.touched()
 
-    @staticmethod
-    def _delete_again(topic: Topic, pipe: Pipe, last: int) -> None:
-        """Copies that a client had removed before they were lost with the process; they are counted already."""
-        row = topic.rows.find(last)
-        if row is None or row.last != last:
-            return
-        sources = pipe.sources_of(row, range(row.count))
-        gone = [row.first + index for index, source in enumerate(sources) if source in pipe.deleted]
-        if gone:
-            counted = topic.deleted_total
-            topic.delete_seqs(gone)
-            topic.deleted_total = counted
-            if not pipe.deriving:
-                topic.pass_over(len(gone))  # other seqs than those that were counted
 
-    @staticmethod
-    def _remove_again(topic: Topic, pipe: Pipe, last: int) -> None:
-        """The same for what caps and TTL had taken; what they took after the snapshot nobody has counted yet."""
-        counted = topic.evicted_total, topic.expired_total
-        known = min(last, pipe.counted_to)
-        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, known), ttl_seq=min(topic.ttl_seq, known))
-        topic.evicted_total, topic.expired_total = counted
-        retention.raise_floor(topic, cap_seq=min(topic.cap_seq, last), ttl_seq=min(topic.ttl_seq, last))
+def _opened(pipe: Pipe) -> messages.PipeOpened:
+    return messages.PipeOpened(pipe.position, pipe.forwarded, pipe.until)
+
+
+def _forwarded(pipe: Pipe) -> messages.Forwarded:
+    return messages.Forwarded(pipe.position, pipe.until)
 
 
 def _busy() -> ApiError:
@@ -339,28 +335,15 @@ class _Copied:
         if KILL_POINTS:
             kill_point("forwarded")
         self._pipes.copied(self._topic, self._pipe, self._request, last=self.last)
-        answer = messages.pack(Op.FORWARD, self._correlation, messages.Forwarded(self._pipe.at))
+        answer = messages.pack(Op.FORWARD, self._correlation, _forwarded(self._pipe))
         self._reply_to.send_always(answer)
 
 
-def _remember_hops(topic: Topic, first: int, hops: Iterable[int]) -> None:
-    """As ranges; only the latest are kept, because the others have long gone round."""
-    ranges = topic.hops
-    for seq, passed in enumerate(hops, first):
-        if not passed:
-            continue
-        if ranges and ranges[-1][1] == seq - 1 and ranges[-1][2] == passed:
-            ranges[-1] = (ranges[-1][0], seq, passed)
-        else:
-            ranges.append((seq, seq, passed))
-    if len(ranges) > 2 * _HOP_RANGES:
-        # The oldest go, but never what the next in the ring has not read yet.
-        read = bisect_right(ranges, topic.hops_read, key=_LAST)
-        del ranges[: min(read, len(ranges) - _HOP_RANGES)]
-
-
-def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tuple[messages.RawPiece, bytes]:
-    """Whole rows where possible: no work per record. Never across a hole: the next read says what was lost there."""
+def read_raw(
+    topic: Topic, request: messages.ReadRaw, cache: BatchCache, *, before: int | None = None
+) -> tuple[messages.RawPiece, bytes]:
+    """Whole rows where possible: no work per record. Never across a hole: the next read says what was lost there.
+    `before`: nothing from this seq on."""
     from_seq = request.from_seq
     if request.ring:
         topic.hops_read = from_seq
@@ -370,6 +353,10 @@ def read_raw(topic: Topic, request: messages.ReadRaw, cache: BatchCache) -> tupl
     elif (gap := reads.find_gap(topic, from_seq))[0] is not None:
         lost, from_seq = _lost_to(topic, from_seq), gap[1]
     stop = reads.next_hole(topic, from_seq)
+    if before is not None:
+        stop = max(from_seq + 1, min(stop, before))
+    if request.until is not None:
+        stop = max(from_seq + 1, min(stop, request.until + 1))
     batches: list[Columns] = []
     seqs: list[tuple[int, int]] = []
     taken = size = 0

@@ -132,6 +132,7 @@ class Shard:
             settings=settings,
             topics=recovered.topics,
             totals=recovered.totals,
+            copies=recovered.copies,
             wal=wal,
             syncer=self._syncer,
             clock=clock,
@@ -185,7 +186,9 @@ class Shard:
             if topic.tail_rows:
                 self._mover.flush(topic)
                 self._mover.wait()
-                if topic.tail_rows:
+                if topic.rebuilding:
+                    self._mover.log_again(topic)
+                elif topic.tail_rows:
                     raise DiskFull(f"no space to move the records of {topic.name!r} out of the log")
                 self._context.recovering(999)  # counts as a heartbeat
         for file in wal.older:
@@ -359,7 +362,7 @@ class Shard:
         # has its answer finds in the metrics what it says.
         engine.publish_totals()
         words = self._context.row.words
-        words[Word.DERIVING] = len(engine.pipes.deriving)
+        words[Word.DERIVING] = len(engine.pipes.rebuilding)
         if changed:
             self._publish_contents()
         for link in self._links.values():
@@ -383,7 +386,7 @@ class Shard:
         self._mover.wait()
         self._answer_synced()
         for topic in self._engine.topics.values():
-            if topic.has_copies:
+            if topic.has_copies and not topic.rebuilding:
                 self._mover.flush(topic)
                 self._mover.wait()
         self._answer_synced()  # what waited for copies
@@ -393,7 +396,7 @@ class Shard:
             for link in self._links.values():
                 link.flush()
         unsaved = any([topic.has_copies for topic in self._engine.topics.values()])  # no space: they are made again
-        self._mover.checkpoint(clean=not unsaved and not self._engine.pipes.deriving)
+        self._mover.checkpoint(clean=not unsaved and not self._engine.pipes.rebuilding)
         self._mover.wait()
         self._syncer.close()
         self._mover.close()
@@ -505,7 +508,7 @@ class Shard:
         words[Word.WAL_BACKLOG] = wal.backlog_bytes
         words[Word.SNAPSHOT_MS] = self._mover.snapshot_ms
         words[Word.REQUESTS] = engine.requests
-        words[Word.DERIVING] = len(engine.pipes.deriving)
+        words[Word.DERIVING] = len(engine.pipes.rebuilding)
         words[Word.SESSIONS] = engine.sessions.sessions
         words[Word.STREAMS] = engine.sessions.streams
         words[Word.FEEDS] = len(engine.tails)

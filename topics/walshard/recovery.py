@@ -11,6 +11,8 @@ the file, the offset and what to do.
     APPEND   if not in a segment: a row again          the same, and its key
     DELETE   on rows from the WAL, not counted again   on all rows
     HEAD     raises the head                           the same, and is the ceiling now
+     with copies of a router's destination: if not     the same
+             in a segment, rows without their bytes
 
 Caps and TTL do nothing while frames are replayed: batches were published in another order than they were logged if
 some waited for a sync, so retention would decide otherwise than it did. Frames that depend on it say how far it had
@@ -32,7 +34,7 @@ from topics.errors import CorruptData, FormatError
 from topics.settings import Settings
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
-from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
+from topics.storage.control import CopiesFrame, DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, frames_after, scan
 from topics.storage.leases import is_log_name
@@ -45,7 +47,7 @@ from topics.storage.paths import (
 from topics.storage.recovery import TailVerdict, judge_tail, sum_up
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
-from topics.walshard.copies import Pipe
+from topics.walshard.copies import Copies, CopyMemory, Pipe
 from topics.walshard.disk import Disk
 from topics.walshard.idempotency import Remembered
 from topics.walshard.loading import Loader, recount
@@ -69,6 +71,7 @@ def boot_id() -> bytes:
 class Recovered(msgspec.Struct):
     topics: dict[str, Topic]
     totals: Totals
+    copies: CopyMemory
     dropped: list[Topic]  # the snapshot may still name their files: they go with the next one
     wal_files: list[WalFile]
     snapshots: list[str]
@@ -127,10 +130,11 @@ class Recovery:
         self._loader = Loader(settings.data_dir, cold, disk=disk, files=files)
         self._progress = progress
         self._totals = Totals()
+        self._copies = CopyMemory()
         self._topics: dict[int, Topic] = {}
         self._snapshot_heads: dict[int, int] = {}
         self._floors: dict[int, int] = {}
-        self._logged: dict[int, list[tuple[int, int]]] = {}  # of destinations: the seqs of batches in the WAL
+        self._logged: dict[int, list[tuple[int, int]]] = {}  # of destinations: the seqs of batches that the WAL knows
         self._dropped: list[Topic] = []
         self._wal_files: list[WalFile] = []
         self._jumped = False
@@ -166,11 +170,13 @@ class Recovery:
         self._sync_recovered()
         now = self._clock.now_ms()
         for topic in self._topics.values():
-            retention.expire(topic, now_ms=now)
-            retention.enforce_caps(topic)
+            if not topic.rebuilding:
+                retention.expire(topic, now_ms=now)
+                retention.enforce_caps(topic)
         return Recovered(
             topics={topic.name: topic for topic in self._topics.values()},
             totals=self._totals,
+            copies=self._copies,
             dropped=self._dropped,
             wal_files=self._wal_files,
             snapshots=[path for folder in folders for _, path in folder.snapshots],
@@ -353,14 +359,17 @@ class Recovery:
             if topic is not None:
                 if fresh:
                     topic.ceiling = frame.first_seq  # the last promise counts, also if it is a lower one
-                if topic.pipe is not None:
-                    return  # its copies are made again
-                head = _decode_head_frame(frame.body).head_seq
+                body = _decode_head_frame(frame.body)
+                if topic.pipe is not None and not topic.pipe.logged:
+                    return  # of an older program, which knew of copies that the log does not
+                head = body.head_seq
                 known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
                 if head > known:
                     self._lost(topic, known + 1, head)
                     topic.head_seq = head
                     topic.next_seq = head + 1
+                if topic.pipe is not None and body.copies is not None and not topic.ephemeral:
+                    self._copied(topic, topic.pipe, frame, body.copies, file, fresh)
         elif not fresh:
             return
         elif kind == FrameType.TOPIC:
@@ -385,7 +394,6 @@ class Recovery:
         )
         expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
         if topic.pipe is not None:
-            topic.pipe.direct = max(topic.pipe.direct, row.last)
             self._logged.setdefault(topic.id, []).append((row.first, row.last))
         elif row.first > expected:
             self._lost(topic, expected, row.first - 1)
@@ -396,6 +404,46 @@ class Recovery:
             row.body = None
         topic.next_seq = row.last + 1
         topic.head_seq = row.last
+        if row.live:
+            file.pins += 1
+            topic.publish(row)
+        topic.last_ts = max(topic.last_ts, frame.ts)
+        topic.last_write_ts = topic.last_ts
+
+    def _copied(self, topic: Topic, pipe: Pipe, frame: Frame, copies: CopiesFrame, file: WalFile, fresh: bool) -> None:
+        """Copies whose bytes were in memory: rows that are filled later, or what stands for records that were lost."""
+        settled = max(topic.flushed_seq, pipe.flushed_to)
+        if copies.last_seq <= settled:
+            return
+        self._logged.setdefault(topic.id, []).append((copies.first_seq, copies.last_seq))
+        pipe.advance(copies.last_seq, copies.at, copies.counts, copies.sources)
+        topic.next_seq = copies.last_seq + 1
+        topic.head_seq = copies.last_seq
+        if not copies.count:
+            if fresh:
+                topic.trims = merge_ranges([*topic.trims, (copies.first_seq, copies.last_seq)])
+            return
+        if fresh and copies.hops is not None:
+            topic.remember_hops(copies.first_seq, copies.hops)
+        first = max(copies.first_seq, settled + 1)
+        row = Row(
+            first=first,
+            count=copies.last_seq - first + 1,
+            first_ts=frame.ts,
+            last_ts=frame.ts,
+            size=copies.size,
+            source=Copies(self._copies, file),
+            offset=0,
+            length=0,
+            live=copies.last_seq - first + 1,
+        )
+        row.skip = min(max(0, self._floors.get(topic.id, 0) - row.first), row.count)
+        if not fresh:  # what the source did not have when an earlier start asked for it
+            for begin, end in topic.trims:
+                for seq in range(max(begin, row.first), min(end, row.last) + 1):
+                    row.mark_deleted(seq - row.first)
+        row.live = sum(1 for _ in row.live_indexes())
+        row.size = copies.size * row.live // copies.count
         if row.live:
             file.pins += 1
             topic.publish(row)
@@ -416,15 +464,10 @@ class Recovery:
             topic.delete_before(delete.before_seq)
         if delete.seqs:
             topic.delete_seqs(delete.seqs)
-        if topic.pipe is not None:
-            topic.pipe.deleted.update(delete.sources)  # copies that are made again must not come back
         if not fresh:
             topic.deleted_total = counted
         elif delete.seqs:
-            # All of them were live. Copies were in memory, and the flags of others may be on the disk already.
-            topic.deleted_total = counted + len(delete.seqs)
-        else:
-            topic.deleted_total += len(delete.sources)
+            topic.deleted_total = counted + len(delete.seqs)  # all were live; their flags may be on the disk already
 
     def _configure(self, topic: Topic | None, frame: Frame) -> None:
         body = _decode_topic_frame(frame.body)
@@ -446,7 +489,8 @@ class Recovery:
             topic.pipe = None
         elif topic.pipe is None or topic.pipe.source_id != body.pipe.source_id:
             topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {}, ring=body.pipe.ring)
-            topic.pipe.flushed_to = topic.pipe.direct = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+            topic.pipe.logged = body.pipe.logged
+            topic.pipe.flushed_to = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
         else:
             topic.pipe.ring = body.pipe.ring
 
@@ -490,26 +534,26 @@ class Recovery:
             topic.touched()
 
     def _settle_copies(self, topic: Topic, *, same_boot: bool) -> None:
-        """A router's destination whose copies may have been in memory. They are made again into the same seqs, unless
-        others stand between them, room is given only to some of them, it is part of a ring (where each would wait for
-        the other), or the machine went down: then above all that was ever given out."""
+        """A router's destination whose copies were in memory. After a power cut the log may have lost the last of them,
+        though readers have seen them. If all that clients wrote here was synced before it could be seen, the copies are
+        made again in the same order; else the next seq is above all that was ever given out."""
         pipe = topic.pipe
         assert pipe is not None
-        known = max(topic.head_seq, pipe.flushed_to)
+        settled = max(pipe.flushed_to, topic.flushed_seq)
+        head = known = max(topic.head_seq, pipe.flushed_to, self._snapshot_heads.get(topic.id, 0))
+        tail = topic.rows.since(topic.rows.position(topic.flushed_seq + 1))
+        pipe.begin_rebuild(row for row in tail if row.live and isinstance(row.source, Copies))
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
-        if same_boot and not pipe.ring and not rejects and pipe.direct <= max(pipe.flushed_to, topic.flushed_seq):
-            pipe.deriving = True
-            head = known
-            passed = 0
-            topic.trims = [trim for trim in topic.trims if trim[1] <= head]
-        else:
-            settled = max(pipe.flushed_to, topic.flushed_seq)
-            head = pipe.flushed_to = max(known, topic.ceiling)  # nothing up to it will be filled in
+        if pipe.logged and not same_boot and topic.needs_sync and not pipe.ring and not rejects:
+            pipe.tail_lost = True
+        elif not pipe.logged or not same_boot:
+            head = max(known, topic.ceiling)
+            pipe.skip(head)
             self._jumped = True
             if not same_boot and topic.config.durability == "disk" and head > known:
                 self._lost(topic, known + 1, head)
-            there = [*self._logged.get(topic.id, []), *topic.holes, *topic.trims]
-            passed = _missing(settled + 1, head, there)
+        pipe.logged = True
+        passed = _missing(settled + 1, head, [*self._logged.get(topic.id, []), *topic.holes, *topic.trims])
         topic.head_seq = head
         topic.next_seq = head + 1
         topic.sure_ceiling = topic.ceiling

@@ -18,7 +18,7 @@ from topics.storage.format import DELETED
 
 
 class RowSource(Protocol):
-    """A file that holds rows: a WAL file or a segment."""
+    """What holds rows: a WAL file, a segment, or memory."""
 
     def read_body(self, row: Row) -> bytes: ...
     def release(self, row: Row) -> None: ...

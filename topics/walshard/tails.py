@@ -117,7 +117,7 @@ class Tails:
             if topic is None:
                 found.append(None)
                 continue
-            if topic.deriving:
+            if topic.rebuilding:
                 raise being_rebuilt(name)
             self._refresh(topic)
             if request.touch:
@@ -169,7 +169,7 @@ class Tails:
         topic = self._topics.get(name)
         if topic is None:
             raise topic_not_found(name)
-        if topic.deriving:
+        if topic.rebuilding:
             raise being_rebuilt(name)
         self._refresh(topic)
         topic.last_read_ts = self._now_ms()
@@ -178,7 +178,7 @@ class Tails:
     # --- what happens to topics ---
 
     def published(self, topic: Topic) -> None:
-        if topic.deriving:
+        if topic.rebuilding:
             return
         for tail in self._by_topic.get(topic.id, ()):
             if tail not in self._behind and not tail.fetching:

@@ -10,7 +10,9 @@ Only retention.py moves evict_floor; deletes never do. Everything persisted is i
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from topics import limits
 from topics.errors import CorruptData, Unreachable
@@ -19,10 +21,14 @@ from topics.storage.config import TopicConfig
 from topics.storage.snapshot import KeyState, TopicState, encode_topic
 from topics.walshard.copies import Copies, Pipe
 from topics.walshard.idempotency import IdempotencyKeys, Remembered
+from topics.walshard.rebuild import Run
 from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row, RowList
 from topics.walshard.segments import Segment
 from topics.walshard.tags import TagIndex
+
+_HOP_RANGES = 65_536
+_LAST = itemgetter(1)
 
 
 class Totals:
@@ -133,9 +139,9 @@ class Topic:
         return self.ceiling_lsn <= synced_lsn or self.config.durability == "memory"
 
     @property
-    def deriving(self) -> bool:
-        """Copies that readers may have seen are being made again; until then nobody may look."""
-        return self.pipe is not None and self.pipe.deriving
+    def rebuilding(self) -> bool:
+        """Copies that readers may have seen are read from the source again; until then nobody may look."""
+        return self.pipe is not None and self.pipe.rebuilding
 
     @property
     def has_copies(self) -> bool:
@@ -143,23 +149,23 @@ class Topic:
         tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
         return any(row.live and isinstance(row.source, Copies) for row in tail)
 
-    def sources_of(self, *, below: int, seqs: list[int] | None) -> list[int]:
-        """For a delete of these seqs, or of all below one: the source's seqs of the copies that are in memory only."""
+    def copies_below(self, seq: int) -> int:
+        """How many live copies below a seq are in memory only."""
         if self.pipe is None:
-            return []
-        wanted = None if seqs is None else set(seqs)
-        found: list[int] = []
+            return 0
+        found = 0
         for row in self.rows.since(self.rows.position(self.flushed_seq + 1)):
-            if row.first >= below:
+            if row.first >= seq:
                 break
             if row.live and isinstance(row.source, Copies):
-                indexes = [
-                    index
-                    for index in row.live_indexes()
-                    if row.first + index < below and (wanted is None or row.first + index in wanted)
-                ]
-                found.extend(self.pipe.sources_of(row, indexes))
+                found += row.live if row.last < seq else sum(row.first + index < seq for index in row.live_indexes())
         return found
+
+    def gone_through(self, marks: Iterable[tuple[int, int, dict[str, int]]]) -> int:
+        """The last seq up to which no batch of copies holds a record that is in memory only: 0, if the first does."""
+        tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
+        held = next((row.first for row in tail if row.live and isinstance(row.source, Copies)), None)
+        return max((last for last, _, _ in marks if held is None or last < held), default=0)
 
     @property
     def needs_sync(self) -> bool:
@@ -195,11 +201,60 @@ class Topic:
                 self.tags.add(row.first, columns.tags())
         self._encoded = None
 
+    def fill(self, row: Row, runs: Sequence[Run]) -> None:
+        """Give a row of copies the bytes that came for it, in as many rows as that takes. Live records that did not
+        come are no more: their seqs read as a tombstone."""
+        source = row.source
+        live = set(row.live_indexes())
+        filled = []
+        for run in runs:
+            columns = Columns(run.body, count=run.records, ts=row.first_ts)
+            indexes = [index for index in range(run.begin, run.begin + run.records) if index in live]
+            live.difference_update(indexes)
+            if not indexes:
+                continue
+            sizes = columns.sizes() if len(indexes) < run.records else None
+            size = columns.size if sizes is None else sum(sizes[index - run.begin] for index in indexes)
+            part = Row(row.first + run.begin, run.records, row.first_ts, row.last_ts, size, source, 0, 0, len(indexes))
+            part.skip = min(max(0, row.skip - run.begin), run.records)
+            if row.flags is not None:
+                part.flags = row.flags[run.begin : run.begin + run.records]
+            filled.append((part, run.body))
+        self.rows.replace([row], [part for part, _ in filled])
+        self.add_live(-row.live, -row.size)
+        self.tail_rows += len(filled) - 1
+        self.tail_records -= row.count
+        for part, body in filled:
+            source.share(part, body)
+            self.add_live(part.live, part.size)
+            self.tail_records += part.count
+            self.tail_bytes += part.length
+        source.release(row)
+        if live:
+            self.trims = merge_ranges([*self.trims, *((row.first + index, row.first + index) for index in live)])
+        self.trim_front()
+        self.touched()
+
     def add_live(self, records: int, size: int) -> None:
         self.count += records
         self.bytes += size
         self.totals.records += records
         self.totals.bytes += size
+
+    def remember_hops(self, first: int, hops: Iterable[int]) -> None:
+        """Of copies in a ring, as ranges; only the latest are kept, because the others have long gone round."""
+        ranges = self.hops
+        for seq, passed in enumerate(hops, first):
+            if not passed:
+                continue
+            if ranges and ranges[-1][1] == seq - 1 and ranges[-1][2] == passed:
+                ranges[-1] = (ranges[-1][0], seq, passed)
+            else:
+                ranges.append((seq, seq, passed))
+        if len(ranges) > 2 * _HOP_RANGES:
+            # The oldest go, but never what the next in the ring has not read yet.
+            read = bisect_right(ranges, self.hops_read, key=_LAST)
+            del ranges[: min(read, len(ranges) - _HOP_RANGES)]
 
     # --- removing ---
 
@@ -249,6 +304,9 @@ class Topic:
     def sizes_or_shares(self, row: Row) -> array[int]:
         """For what has to go on though the row can't be read: then each of its records counts the same, from here on,
         and together as many bytes as before."""
+        if row.body is None and isinstance(row.source, Copies):  # they will be known when it is filled
+            row.sizes = array("I", [row.size // row.live]) * row.count
+            return row.sizes
         try:
             return record_sizes(row)
         except (CorruptData, Unreachable, OSError) as error:
@@ -329,8 +387,6 @@ class Topic:
         for index in indexes:
             row.mark_deleted(index)
         row.rendered = None
-        if self.pipe is not None and isinstance(row.source, Copies):
-            self.pipe.deleted.update(self.pipe.sources_of(row, indexes))
         if isinstance(row.source, Segment):
             row.source.flags_changed(row)
         self.remove(row, indexes, sizes=row.sizes)
@@ -411,7 +467,6 @@ class Topic:
         self.lost_total = state.lost_total
         if state.pipe is not None:
             self.pipe = Pipe.restore(state.pipe)
-            self.pipe.counted_to = max(state.cap_seq, state.ttl_seq)
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
 

@@ -51,6 +51,9 @@ class WalFile:
     def _damaged(self, row: Row) -> CorruptData:
         return CorruptData(f"{self.path}: checksum of the frame at offset {row.offset} fails")
 
+    def pin(self) -> None:
+        self.pins += 1
+
     def release(self, row: Row) -> None:
         self.pins -= 1
 

@@ -26,6 +26,7 @@ class ReadRaw(Message, frozen=True):
     limit: int
     max_bytes: int
     ring: bool = False  # for the next topic of a ring: it has what comes before
+    until: int | None = None  # nothing behind this seq
 
 
 class RawPiece(Message, frozen=True):
@@ -52,6 +53,7 @@ class OpenPipe(Message, frozen=True):
 class PipeOpened(Message, frozen=True):
     at: int
     forwarded: dict[str, int]
+    until: int | None = None  # the destination wants the source's records up to this seq once more
 
 
 class Forward(Message, frozen=True):
@@ -74,6 +76,7 @@ class Forward(Message, frozen=True):
 
 class Forwarded(Message, frozen=True):
     at: int  # where the pipe stands now
+    until: int | None = None  # as in PipeOpened
 
 
 class ClosePipe(Message, frozen=True):
