@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from topics.storage import columns
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, TopicFrame
+from topics.storage.control import DeleteFrame, TopicFrame, encode_delete
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, WalHeader, encode_frame, scan
 from topics.storage.segment import (
@@ -99,13 +99,13 @@ FRAMES: list[dict[str, object]] = [
         "type": FrameType.DELETE,
         "topic_id": TOPIC_ID,
         "ts": TS + 3,
-        "body": msgspec.msgpack.encode(DeleteFrame(before_seq=8)),
+        "body": encode_delete(DeleteFrame(before_seq=8)),
     },
     {
         "type": FrameType.DELETE,
         "topic_id": TOPIC_ID,
         "ts": TS + 3,
-        "body": msgspec.msgpack.encode(DeleteFrame(seqs=[9, 11])),
+        "body": encode_delete(DeleteFrame(seqs=[9, 11])),
     },
     {"type": FrameType.HEAD, "topic_id": TOPIC_ID, "first_seq": 200_000, "ts": TS + 4},
     {"type": FrameType.DROP, "topic_id": TOPIC_ID, "ts": TS + 5},

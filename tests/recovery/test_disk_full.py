@@ -164,6 +164,40 @@ def test_ended_and_started_while_the_disk_is_full(serve: Start, small_disk: Path
     oracle.check(serve(shards=1, env=env, data_dir=small_disk / "data"))
 
 
+@pytest.mark.gate
+def test_a_destination_after_a_kill_on_a_full_disk(serve: Start, small_disk: Path) -> None:
+    """Its copies were in memory: they are there again though nothing can be written, and reads and deletes go on."""
+    env = {**UNWATCHED, "TOPICS_WAL_FILE_BYTES": str(8 << 20)}
+    filler = Filler(small_disk)
+    server = serve(shards=1, env=env, data_dir=small_disk / "data")
+    client = server.client()
+    assert client.call("PUT", "/v0/routers/r", {"source": "s", "dest": "d"}).ok
+    for number in range(5):
+        assert client.append("s", number).ok
+    eventually(lambda: client.diff("d").body["head_seq"] == 5, what="the copies")
+    assert client.append("d", "direct").ok
+    assert client.delete("s", before_seq=3).ok
+    filler.take_the_rest()
+    server.kill()
+    filler.take_the_rest()
+    server = serve(shards=1, env=env, data_dir=small_disk / "data", wait=False)
+    client = server.client()
+    eventually(lambda: client.call("GET", "/v0/ready").ok, what=f"ready on a full disk\n{server.log()}")
+    assert client.call("GET", "/v0/topics").ok
+    page = client.diff("d").body
+    found = {record["$seq"]: record["data"] for record in page["records"]}
+    everything = {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: "direct"}
+    assert found in (everything, {seq: data for seq, data in everything.items() if seq > 2})
+    assert (page["tombstone"] is None) == (found == everything)
+    assert page["head_seq"] == 6
+    deleted = client.delete("d", before_seq=4)
+    assert deleted.ok, deleted.raw
+    assert [record["$seq"] for record in client.diff("d", 3).body["records"]] == [4, 5, 6]
+    filler.free()
+    eventually(lambda: client.append("s", "later").ok, what="writable again")
+    eventually(lambda: client.diff("d").body["head_seq"] == 7, what="the next copy")
+
+
 def test_another_shard_count_on_a_full_disk_is_given_up(serve: Start, small_disk: Path) -> None:
     """It says so, and the old count serves everything."""
     env = {**UNWATCHED, "TOPICS_WAL_FILE_BYTES": str(8 << 20)}

@@ -203,6 +203,28 @@ def test_restarts_and_other_shard_counts(serve: Start) -> None:
         reader.wait_got(list(range(written)))
 
 
+@pytest.mark.gate
+def test_copies_in_memory_go_with_their_topic_to_another_shard(serve: Start) -> None:
+    """Killed, and started with other shard counts: copies that no segment holds yet, records of clients among them, and
+    what was deleted are as they were. Twice, because the second move finds what the first one logged again."""
+    world = World(serve)
+    world.route("s", "d")
+    tagged(world, "s", *range(4))
+    world.wait_data("d", range(4))
+    assert world.client.append("d", "direct").ok
+    tagged(world, "s", *range(4, 8))
+    world.wait_data("d", [*range(4), "direct", *range(4, 8)])
+    assert world.client.delete("d", match="2").ok
+    assert world.client.delete("d", match="5").ok
+    before = world.read("d")
+    for shards in (3, 1):
+        world.restart("kill", shards=shards)
+        assert world.read("d") == before, "times too"
+    tagged(world, "s", 8)
+    world.wait_data("d", [0, 1, 3, "direct", 4, 6, 7, 8])
+    assert world.state("d")["head_seq"] == 10
+
+
 def test_a_clean_restart_copies_nothing_again(serve: Start) -> None:
     world = World(serve, shards=1)
     world.route("s", "d")

@@ -18,8 +18,11 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.storage.config import TopicConfig
+from topics.storage.control import PipeFrame
 from topics.walshard import pipes as pipes_module
 from topics.walshard import topic as topic_module
+from topics.walshard.commit import Commit
+from topics.walshard.copies import Pipe
 from topics.walshard.topic import Topic, Totals
 
 
@@ -808,6 +811,43 @@ def test_seqs_of_copies_that_are_all_deleted_are_not_given_out_again(shard: Pipe
     Forwarder(shard, "s", "d").pump()
     assert list(shard.seqs("d").values()) == [b"5"]
     assert min(shard.seqs("d")) > 4
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_copy_that_was_deleted_stays_deleted(shard: PipeShard, flushed: bool) -> None:
+    """Also where it was flushed, and a direct record had followed, and no snapshot named the segment yet."""
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", [*numbers(1, 2), *numbers(3, 1, tag="x")])
+    forwarder.pump()
+    shard.append("d", numbers(100, 1))
+    if flushed:
+        shard.flush("d")
+    shard.delete("d", tag="x")
+    before = shard.seqs("d")
+    for _ in range(2):
+        shard.restart()
+        Forwarder(shard, "s", "d").pump()
+        assert shard.seqs("d") == before
+        assert shard.topic("d").deleted_total == 1
+    assert shard.append("d", numbers(101, 1)).first_seq == 5
+
+
+def test_a_folder_of_an_older_program_reuses_no_seq(shard: PipeShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It logged nothing of its copies: what readers have seen above the last segment is not known."""
+    monkeypatch.setattr(Pipe, "frame", lambda pipe: PipeFrame(pipe.source_id, pipe.flushed_at))
+    monkeypatch.setattr(Commit, "stage_copies_frame", lambda commit, topic, copies, ts: None)
+    shard.append("s", numbers(1, 3))
+    Forwarder(shard, "s", "d").pump()
+    seen = shard.seqs("d")
+    shard.restart()
+    monkeypatch.undo()
+    Forwarder(shard, "s", "d").pump()
+    found = shard.seqs("d")
+    assert list(found.values()) == [b"1", b"2", b"3"]
+    assert min(found) > max(seen)
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert list(shard.seqs("d").values()) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("how", ["evicted", "deleted"])

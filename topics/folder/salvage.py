@@ -22,7 +22,7 @@ from topics.errors import FormatError, TopicsError
 from topics.folder.checking import boot_id
 from topics.folder.files import Files, reading
 from topics.folder.reading import read_all, walk_log
-from topics.storage.control import HeadFrame, TopicFrame
+from topics.storage.control import HeadFrame, TopicFrame, encode_head
 from topics.storage.format import (
     FILE_HEADER_BYTES,
     FRAME_HEADER,
@@ -321,7 +321,7 @@ def named_topic(topic_id: int, frame: TopicFrame) -> Inserted:
 
 def head_raised(topic_id: int, *, head_seq: int, ceiling: int) -> Inserted:
     """Seqs up to the head were given out; their records are gone as far as they are nowhere else."""
-    body = msgspec.msgpack.encode(HeadFrame(head_seq))
+    body = encode_head(HeadFrame(head_seq))
     return Inserted(type=FrameType.HEAD, topic_id=topic_id, first_seq=ceiling, body=body)
 
 

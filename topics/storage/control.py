@@ -58,3 +58,17 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     ttl_seq: int = 0
     sources: list[int] = []  # of older programs: those of the copies that were in no segment yet, one each
     copies: int = 0  # how many of them are routers' copies that are in no segment yet
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_head(frame: HeadFrame) -> bytes:
+    """Without its last field where that says nothing, as the next one."""
+    return _encode(frame) if frame.copies is not None else _encode((frame.head_seq,))
+
+
+def encode_delete(frame: DeleteFrame) -> bytes:
+    if frame.copies:
+        return _encode(frame)
+    return _encode((frame.before_seq, frame.seqs, frame.cap_seq, frame.ttl_seq, frame.sources))

@@ -22,7 +22,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.control import CopiesFrame, HeadFrame, TopicFrame
+from topics.storage.control import CopiesFrame, HeadFrame, TopicFrame, encode_head
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
@@ -213,7 +213,7 @@ class Commit:
         return last
 
     def stage_copies_frame(self, topic: Topic, copies: CopiesFrame, ts: int) -> None:
-        frame = _encode(HeadFrame(topic.next_seq - 1, copies))
+        frame = encode_head(HeadFrame(topic.next_seq - 1, copies))
         self.make_room(frame_bytes(key_len=0, body_len=len(frame)))
         if copies.last_seq > topic.ceiling - topic.ceiling_margin:
             self.stage_ceiling(topic, copies.last_seq, ts, count=copies.count, copies=copies)
@@ -276,7 +276,7 @@ class Commit:
         ceiling = last + reserve
         if topic.rebuilding and ceiling < topic.ceiling:
             ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
-        body = _encode(HeadFrame(topic.next_seq - 1, copies))
+        body = encode_head(HeadFrame(topic.next_seq - 1, copies))
         lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
         self._promise(topic, ceiling, lsn)
         topic.ceiling_margin = reserve // 2

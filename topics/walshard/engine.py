@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
@@ -30,7 +28,7 @@ from topics.errors import (
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame
+from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
 from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
@@ -418,8 +416,7 @@ class Engine:
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
             copies = topic.copies_below(bound) if seqs is None else 0
-            body = DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies)
-            frame = msgspec.msgpack.encode(body)
+            frame = encode_delete(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies))
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.write_control()

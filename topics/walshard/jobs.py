@@ -24,7 +24,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, not_a_queue, topic_not_found
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame
+from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.leases import CHECKPOINT_TAG, is_log_name, log_id, log_name
 from topics.walshard import retention
@@ -284,7 +284,7 @@ class Jobs:
         commit.write()
         frame = b""
         if seqs and topic.logged:
-            frame = _encode(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq))
+            frame = encode_delete(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq))
         delete_bytes = frame_bytes(key_len=0, body_len=len(frame))
         try:
             commit.make_room(delete_bytes + frame_bytes(key_len=0, body_len=len(body)) + limits.CONTROL_BYTES)

@@ -23,7 +23,7 @@ import msgspec
 from topics import limits
 from topics.errors import DiskFull
 from topics.settings import Settings
-from topics.storage.control import DeleteFrame
+from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.paths import numbered_name, topic_dir
 from topics.storage.snapshot import ShardState, encode_snapshot
@@ -274,7 +274,7 @@ class Mover:
             wal.current.pin()
             dead += [row.first + index for index in range(row.count) if not row.is_live(index)]
         if dead:
-            frame = msgspec.msgpack.encode(DeleteFrame(None, dead))
+            frame = encode_delete(DeleteFrame(None, dead))
             commit.make_room(frame_bytes(key_len=0, body_len=len(frame)))
             wal.stage(FrameType.DELETE, topic_id=topic.id, ts=now, body=frame)
         commit.write_control()
