@@ -84,7 +84,11 @@ class Forwarder:
             await trio.sleep(_SHORTEST_S)
         except ApiError as error:
             self.waits_for = error.message
-            await trio.sleep(self._pause_s)
+            with trio.move_on_after(self._pause_s):
+                if error.code == "shard_unavailable":
+                    await self._source.wait_moved()  # it may be waiting for copies of its own
+                else:
+                    await trio.sleep_forever()
             self._pause_s = min(2 * self._pause_s, _LONGEST_S)
 
     def dest_gone(self) -> None:
@@ -159,6 +163,7 @@ class Forwarder:
         self.waits_for = ""
         if self._until is not None:
             self.at, self._until = answer.at, answer.until
+            self._pause_s = _SHORTEST_S
             return  # none of these copies is new
         if answer.at != piece.to_seq:
             raise Unavailable  # somebody else was there, or nobody any more: ask again where it stands

@@ -65,6 +65,10 @@ class Source:
         self._moved.set()
         self._moved = trio.Event()
 
+    async def wait_moved(self) -> None:
+        """Until the shard says something of it: that there is more, or that some of it can be read now."""
+        await self._moved.wait()
+
     async def wait_beyond(self, seq: int) -> None:
         """Until the head is not there any more, or nobody would tell us. Under load not at once: what comes in the
         meantime goes with it, and whoever writes to the source has the processors for himself so long."""

@@ -101,6 +101,7 @@ class Engine:
             refresh=self.refresh,
             now_ms=clock.now_ms,
             check_room=self._check_room,
+            filled=self.tails.filled,
         )
         self.jobs = Jobs(
             topics=topics,

@@ -58,6 +58,7 @@ class Pipes:
         refresh: Callable[[Topic], None],
         now_ms: Callable[[], int],
         check_room: Callable[[Topic, int, int], None],
+        filled: Callable[[Topic], None],
     ) -> None:
         self._topics = topics
         self._commit = commit
@@ -66,6 +67,7 @@ class Pipes:
         self._refresh = refresh
         self._now_ms = now_ms
         self._check_room = check_room
+        self._filled = filled
         self.rebuilding = {topic.id for topic in topics.values() if topic.rebuilding}
         # Set by the process: flush this topic, write a snapshot, then call back.
         self.settle: Callable[[Topic, Callable[[], None]], None] = lambda topic, then: then()
@@ -204,10 +206,10 @@ class Pipes:
         else:
             then()
 
-    @staticmethod
-    def _fill(topic: Topic, filled: Iterable[Filled]) -> None:
+    def _fill(self, topic: Topic, filled: Iterable[Filled]) -> None:
         for row, runs in filled:
             topic.fill(row, runs)
+        self._filled(topic)
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""

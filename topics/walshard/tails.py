@@ -184,6 +184,12 @@ class Tails:
             if tail not in self._behind and not tail.fetching:
                 self._fell_behind(tail)
 
+    def filled(self, topic: Topic) -> None:
+        """Copies that had no bytes have them now: routers behind it can go on, though it is not shown to anyone yet."""
+        for tail in self._by_topic.get(topic.id, ()):
+            if isinstance(tail.request, messages.FollowHead) and tail not in self._behind:
+                self._fell_behind(tail)
+
     def _fell_behind(self, tail: _Tail) -> None:
         self._behind.add(tail, self._priority(tail), now_ms=self._now_ms())
 
