@@ -11,7 +11,7 @@ from topics.folder.batch import Batch
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns, pack
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, HeadFrame, PipeFrame, TopicFrame
+from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
 from topics.storage.format import DELETED
 
 
@@ -69,7 +69,7 @@ def test_a_gap_is_named_by_what_made_it() -> None:
     one = topic()
     one.append(batch(1, 10))
     one.configure(TopicFrame("t", TopicConfig(), 0, 0, cap_seq=3, ttl_seq=0))
-    one.head(HeadFrame(14), fresh=True)
+    one.head(14)
     one.append(batch(15, 2))
     one.append(batch(18, 1))
     one.trims = [(17, 17)]
@@ -92,16 +92,16 @@ def test_a_gap_is_named_by_what_made_it() -> None:
 def test_seqs_that_were_promised_and_never_seen() -> None:
     one = topic()
     one.append(batch(1, 3))
-    one.head(HeadFrame(3), fresh=True)
+    one.head(3)
     assert (one.head_seq, one.holes) == (3, [])
-    one.head(HeadFrame(9), fresh=True)
+    one.head(9)
     assert (one.head_seq, one.holes, one.lost, one.earliest_seq) == (9, [(4, 9)], 6, 1)
     one.append(batch(10))
-    one.head(HeadFrame(12), fresh=True)
+    one.head(12)
     assert (one.head_seq, one.holes, one.disk_seq) == (12, [(4, 9), (11, 12)], 12)
     # Copies of an older program are in no frame: where some may be nobody is told of a loss.
     one.configure(TopicFrame("t", TopicConfig(), 0, 0, pipe=PipeFrame(9, 0)))
-    one.head(HeadFrame(20), fresh=True)
+    one.head(20)
     one.append(batch(25))
     assert (one.head_seq, one.holes, one.disk_seq) == (25, [(4, 9), (11, 12)], 12)
 

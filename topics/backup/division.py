@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from topics.storage.config import owner_of_id
+from topics.storage.control import decode_copies
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import WHOLE, Frame, WalHeader, encode_frame
 from topics.storage.paths import numbered_name, shard_dir
@@ -55,12 +56,14 @@ def divide(olds: list[Old], *, shards: int, layout: int, salt: Callable[[], int]
     for old in olds:
         for frame in old.frames():
             if frame.lsn <= old.covered:
-                yield from logs[owner_of_id(frame.topic_id, shards)].add(frame)
+                for log in _logs_of(frame, logs):
+                    yield from log.add(frame)
     covered = [log.lsn for log in logs]
     for old in olds:
         for frame in old.frames():
             if frame.lsn > old.covered:
-                yield from logs[owner_of_id(frame.topic_id, shards)].add(frame)
+                for log in _logs_of(frame, logs):
+                    yield from log.add(frame)
     topics: list[list[msgspec.Raw]] = [[] for _ in range(shards)]
     for state in (old.state for old in olds if old.state is not None):
         for raw in state.topics:
@@ -72,6 +75,11 @@ def divide(olds: list[Old], *, shards: int, layout: int, salt: Callable[[], int]
             state = ShardState(log.shard, layout, covered[log.shard], clock_ms, clean, log.file_no, topics[log.shard])
             name = numbered_name(layout, SNAPSHOT_NO, "snap")
             yield Piece(f"{shard_dir('', log.shard)}/{name}", encode_snapshot(state))
+
+
+def _logs_of(frame: Frame, logs: list[_Log]) -> list[_Log]:
+    """Who gets a frame. One with the copies of several topics goes to all of them: each takes what is its own."""
+    return logs if decode_copies(frame) else [logs[owner_of_id(frame.topic_id, len(logs))]]
 
 
 class _Log:

@@ -14,7 +14,7 @@ from topics import limits
 from topics.folder.ranges import Ranges
 from topics.folder.salvage import Gap, SalvagedLog
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
+from topics.storage.control import CopiesLine, DeleteFrame, HeadFrame, TopicFrame, decode_copies
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.frames import Frame
 from topics.storage.snapshot import TopicState
@@ -38,6 +38,7 @@ class Tale(msgspec.Struct, kw_only=True):
     made_ms: int = 0
     nameless_since: int = 0  # the last frame before the gap in which it was named
     gaps_seen: int = 0
+    copied: bool = False  # it is the destination of routers: frames of no topic may have given out seqs of it
 
     @property
     def head_seq(self) -> int:
@@ -66,6 +67,7 @@ class _Telling:
                 state=state,
                 known=max(state.flushed_seq, state.floor - 1),
                 ceiling=state.ceiling,
+                copied=state.pipe is not None,
             )
             for state in states
         }
@@ -111,7 +113,11 @@ class _Telling:
 
     def _doubts(self, tale: Tale) -> list[Gap]:
         """The gaps since its last frame that may have held more of it."""
-        return [gap for gap in self._gaps[tale.gaps_seen :] if gap.frame is None or gap.frame.topic_id == tale.id]
+        return [
+            gap
+            for gap in self._gaps[tale.gaps_seen :]
+            if gap.frame is None or gap.frame.topic_id == tale.id or (tale.copied and _may_copy(gap.frame))
+        ]
 
     def _met(self, tale: Tale, upto: int) -> None:
         """A frame says that seqs up to here were given out before it."""
@@ -139,16 +145,21 @@ class _Telling:
             self._met(tale, frame.first_seq - 1)
             tale.known = max(tale.known, frame.last_seq)
             tale.in_log.append((frame.first_seq, frame.last_seq))
+        elif frame.type == FrameType.HEAD and not frame.first_seq:
+            self._copied(decode_copies(frame))
         elif tale is not None and frame.type == FrameType.HEAD:
             tale.ceiling = max(tale.ceiling, frame.first_seq)
-            head = msgspec.msgpack.decode(frame.body, type=HeadFrame)
-            self._met(tale, head.head_seq)
-            if head.copies is not None:
-                tale.known = max(tale.known, head.copies.last_seq)
-                tale.in_log.append((head.copies.first_seq, head.copies.last_seq))
+            self._met(tale, msgspec.msgpack.decode(frame.body, type=HeadFrame).head_seq)
         elif tale is not None and frame.type == FrameType.DELETE:
             before = msgspec.msgpack.decode(frame.body, type=DeleteFrame).before_seq
             tale.known = max(tale.known, (before or 0) - 1)
+
+    def _copied(self, lines: list[CopiesLine]) -> None:
+        for line in lines:
+            if (tale := self._topics.get(line.topic_id)) is not None:
+                self._met(tale, line.first_seq - 1)
+                tale.known = max(tale.known, line.last_seq)
+                tale.in_log.append((line.first_seq, line.last_seq))
 
     def _configured(self, tale: Tale | None, frame: Frame) -> None:
         body = msgspec.msgpack.decode(frame.body, type=TopicFrame)
@@ -156,6 +167,7 @@ class _Telling:
             tale = self._topics[frame.topic_id] = Tale(id=frame.topic_id, name=body.name, gaps_seen=len(self._gaps))
         tale.name = body.name
         tale.config = body.config
+        tale.copied = body.pipe is not None
         tale.ceiling = max(tale.ceiling, body.ceiling)
         if tale.nameless_since:
             tale.nameless_since = 0
@@ -188,9 +200,16 @@ class _Telling:
     def _most(self, tale: Tale, gap: Gap, head: int) -> int:
         """The highest seq that a gap may have given out."""
         if gap.frame is not None:
+            if tale.copied and _may_copy(gap.frame):
+                return max(head, tale.ceiling)
             return max(head, gap.frame.last_seq) if gap.frame.type == FrameType.APPEND else head
         bound = max(head, tale.ceiling) + limits.LOST_SEQS
-        if gap.room is None:
+        if gap.room is None or tale.copied:  # a line for any number of copies takes little room
             return bound
         room = gap.room - gap.count * _LEAST_FRAME_BYTES
         return min(bound, head + max(0, room) // _LEAST_RECORD_BYTES + 1)
+
+
+def _may_copy(frame: Frame) -> bool:
+    """Whether a frame, of which only the head is known, may tell of routers' copies."""
+    return frame.type == FrameType.HEAD and not frame.first_seq

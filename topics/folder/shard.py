@@ -18,7 +18,7 @@ from topics.folder.log import Log, Placed, WalFile
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
-from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
+from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame, decode_copies
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, RECORD_OVERHEAD, FrameType
 from topics.storage.frames import Frame
 from topics.storage.paths import (
@@ -197,7 +197,10 @@ class Shard:
                 topic.delete(_decode_delete_frame(frame.body), fresh=fresh)
         elif kind == FrameType.HEAD:
             if topic is not None:
-                topic.head(_decode_head_frame(frame.body), fresh=fresh)
+                topic.head(_decode_head_frame(frame.body).head_seq)
+            for line in decode_copies(frame):
+                if (dest := self.topics.get(line.topic_id)) is not None:
+                    dest.copied(line, fresh=fresh)
         elif kind == FrameType.TOPIC:
             if fresh:
                 self._configure(topic, frame)

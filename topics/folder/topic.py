@@ -25,7 +25,7 @@ from topics.folder.batch import Batch
 from topics.folder.ranges import minus, total
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, HeadFrame, PipeFrame, TopicFrame
+from topics.storage.control import CopiesLine, DeleteFrame, PipeFrame, TopicFrame
 from topics.storage.leases import is_log_name
 from topics.storage.snapshot import PipeState, SegmentState, TopicState
 
@@ -224,16 +224,17 @@ class Topic:
         self.head_seq = max(head, batch.last)
         self.last_write_ms = max(self.last_write_ms or 0, batch.last_ts)
 
-    def head(self, frame: HeadFrame, *, fresh: bool) -> None:
+    def head(self, head_seq: int) -> None:
+        if (self.pipe is None or self.pipe.logged) and head_seq > self.head_seq:
+            self.lose(self.head_seq + 1, head_seq)
+            self.head_seq = head_seq
+
+    def copied(self, line: CopiesLine, *, fresh: bool) -> None:
         """fresh: the snapshot does not know it."""
-        copies = frame.copies
-        if (self.pipe is None or self.pipe.logged) and frame.head_seq > self.head_seq:
-            self.lose(self.head_seq + 1, frame.head_seq)
-            self.head_seq = frame.head_seq
-        if copies is not None and self.pipe is not None:
-            if fresh and not copies.count:
-                self.trims.append((copies.first_seq, copies.last_seq))
-            self.head_seq = max(self.head_seq, copies.last_seq)
+        if self.pipe is not None:
+            if fresh and not line.count:
+                self.trims.append((line.first_seq, line.last_seq))
+            self.head_seq = max(self.head_seq, line.last_seq)
 
     def lose(self, first: int, last: int) -> None:
         if self.holes and self.holes[-1][1] + 1 >= first:

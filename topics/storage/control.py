@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from topics.storage.config import TopicConfig
+from topics.storage.format import FrameType
+from topics.storage.frames import Frame
 
 
 class PipeFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -13,7 +15,7 @@ class PipeFrame(msgspec.Struct, array_like=True, frozen=True):
     source_id: int
     at: int  # the source's seq up to which it has been copied, when this was written
     ring: bool = False  # the two are part of a ring
-    logged: bool = False  # every copy is in the log by its seqs (CopiesFrame); older programs logged none
+    logged: bool = False  # every copy is in the log by its seqs (CopiesLine); older programs logged none
 
 
 class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -28,10 +30,12 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
     pipe: PipeFrame | None = None
 
 
-class CopiesFrame(msgspec.Struct, array_like=True, frozen=True):
+class CopiesLine(msgspec.Struct, array_like=True, frozen=True):
     """Which seqs of a router's destination stand for which of its source's. The records are in the source's log: they
     are not written a second time."""
 
+    topic_id: int  # of the destination
+    ts: int
     first_seq: int
     last_seq: int
     at: int  # the source's seq up to which it has been copied with these
@@ -46,7 +50,7 @@ class HeadFrame(msgspec.Struct, array_like=True, frozen=True):
     """The frame's first_seq is the new ceiling: no seq above it has been given out. head_seq was the highest then."""
 
     head_seq: int
-    copies: CopiesFrame | None = None  # which the topic got with this frame
+    copies: list[CopiesLine] = []  # in a frame of no topic: what destinations got in one round, all of them
 
 
 class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -61,11 +65,19 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(HeadFrame).decode
 
 
 def encode_head(frame: HeadFrame) -> bytes:
     """Without its last field where that says nothing, as the next one."""
-    return _encode(frame) if frame.copies is not None else _encode((frame.head_seq,))
+    return _encode(frame) if frame.copies else _encode((frame.head_seq,))
+
+
+def decode_copies(frame: Frame) -> list[CopiesLine]:
+    """Of any frame: what it says of copies."""
+    if frame.type != FrameType.HEAD or frame.first_seq:
+        return []
+    return _decode_head(frame.body).copies
 
 
 def encode_delete(frame: DeleteFrame) -> bytes:

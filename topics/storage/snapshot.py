@@ -40,7 +40,7 @@ class PipeState(msgspec.Struct, array_like=True):
     flushed_to: int = 0  # the last seq here that is covered by `at`
     direct: int = 0  # of older programs: the last seq here that a client wrote itself
     ring: bool = False  # the two are part of a ring
-    logged: bool = False  # copies above `flushed_to` are in the log by their seqs (control.CopiesFrame)
+    logged: bool = False  # copies above `flushed_to` are in the log by their seqs (control.CopiesLine)
 
 
 class TopicState(msgspec.Struct, array_like=True):

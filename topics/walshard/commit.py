@@ -22,7 +22,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.control import CopiesFrame, HeadFrame, TopicFrame, encode_head
+from topics.storage.control import CopiesLine, HeadFrame, TopicFrame, encode_head
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
@@ -39,6 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
 CONTROL_BYTES = limits.CONTROL_BYTES
 _HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
+_LINES_BYTES = frame_bytes(key_len=0, body_len=16)  # around the lines of copies, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
 
@@ -92,6 +93,9 @@ class Commit:
         self._forget_topic = forget_topic
         self._staged: list[Written] = []
         self._ceilings: list[tuple[Topic, int, int, int]] = []  # as they were before the staged frames
+        self._lines: list[msgspec.Raw] = []  # of copies, each a CopiesLine: not staged yet
+        self._lines_bytes = 0
+        self._lined: set[int] = set()  # ids of their topics
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -129,6 +133,8 @@ class Commit:
         last = first + count - 1
         encoded_key = key.encode() if key is not None else b""
         durability = topic.config.durability
+        if topic.pipe is not None and topic.id in self._lined:
+            self.stage_lines()  # recovery finds rows in the order of their seqs
         ceiling_frame = last > topic.ceiling - topic.ceiling_margin and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
@@ -168,6 +174,7 @@ class Commit:
     ) -> None:
         """The same for a large batch, whose body is in a file already. Nothing else may be staged before the next
         write, which is the caller's next step, as it was to see that there is room for control frames."""
+        self.stage_lines()
         first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
         if created:
@@ -197,10 +204,13 @@ class Commit:
                 self.stage_ceiling(topic, last, ts, count=count)
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
-            copies = CopiesFrame(
-                first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
+            if last > topic.ceiling - topic.ceiling_margin:
+                self.make_room(_HEAD_BYTES)
+                self.stage_ceiling(topic, last, ts, count=count)
+            line = CopiesLine(
+                topic.id, ts, first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
             )
-            self.stage_copies_frame(topic, copies, ts)
+            self.log_copies(line)
             source = Copies(memory, self.wal.current)
             row = Row(first, count, ts, ts, size, source, 0, 0, count)
             source.share(row, body)
@@ -212,13 +222,23 @@ class Commit:
         self._staged.append(Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False))
         return last
 
-    def stage_copies_frame(self, topic: Topic, copies: CopiesFrame, ts: int) -> None:
-        frame = encode_head(HeadFrame(topic.next_seq - 1, copies))
-        self.make_room(frame_bytes(key_len=0, body_len=len(frame)))
-        if copies.last_seq > topic.ceiling - topic.ceiling_margin:
-            self.stage_ceiling(topic, copies.last_seq, ts, count=copies.count, copies=copies)
-        else:
-            self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=topic.ceiling, body=frame)
+    def log_copies(self, line: CopiesLine) -> None:
+        """Have the next write say which seqs some copies have. One frame has the lines of all destinations."""
+        encoded = _encode(line)
+        self.make_room(len(encoded) + _LINES_BYTES)
+        taken = len(encoded) if self._lines else len(encoded) + _LINES_BYTES
+        self._lines.append(msgspec.Raw(encoded))
+        self._lined.add(line.topic_id)
+        self._lines_bytes += taken
+        self.wal.room -= taken  # kept until they are staged
+
+    def stage_lines(self) -> None:
+        if self._lines:
+            self.wal.room += self._lines_bytes
+            body = _encode((0, self._lines))
+            self._lines, self._lines_bytes = [], 0
+            self._lined.clear()
+            self.wal.stage(FrameType.HEAD, topic_id=self.wal.shard, ts=0, body=body)
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int) -> None:
         """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
@@ -231,13 +251,12 @@ class Commit:
         self.write()
         if seq > topic.ceiling - topic.ceiling_margin:
             topic.reserve = None  # none of these is written
-        if trimmed and not topic.ephemeral:
-            self.stage_copies_frame(topic, CopiesFrame(first, seq, at), topic.last_ts)
-            self.write_control()
-        elif seq > topic.ceiling - topic.ceiling_margin:
+        if seq > topic.ceiling - topic.ceiling_margin:
             self.make_room(_HEAD_BYTES)
             self.stage_ceiling(topic, seq, topic.last_ts)
-            self.write_control()
+        if trimmed and not topic.ephemeral:
+            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at))
+        self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
             topic.pass_over(count_seqs(topic.trims) - count_seqs(kept))
@@ -263,9 +282,7 @@ class Commit:
         )
         self._promise(topic, topic.ceiling, self.wal.stage(FrameType.TOPIC, topic_id=topic.id, ts=ts, body=body))
 
-    def stage_ceiling(
-        self, topic: Topic, last: int, ts: int, *, count: int = 0, copies: CopiesFrame | None = None
-    ) -> None:
+    def stage_ceiling(self, topic: Topic, last: int, ts: int, *, count: int = 0) -> None:
         """Promise on disk that seqs up to the new ceiling are spoken for, before they are given out."""
         if topic.reserve is None:
             topic.reserve = Reserve(ms=ts, seq=last - count)
@@ -276,7 +293,7 @@ class Commit:
         ceiling = last + reserve
         if topic.rebuilding and ceiling < topic.ceiling:
             ceiling = topic.ceiling  # copies that readers have seen may stand anywhere below it
-        body = encode_head(HeadFrame(topic.next_seq - 1, copies))
+        body = encode_head(HeadFrame(topic.next_seq - 1))
         lsn = self.wal.stage(FrameType.HEAD, topic_id=topic.id, ts=ts, first_seq=ceiling, body=body)
         self._promise(topic, ceiling, lsn)
         topic.ceiling_margin = reserve // 2
@@ -333,7 +350,7 @@ class Commit:
     def write(self) -> bool:
         """Write what is staged; publish and answer what need not wait for a sync. False: it failed and is undone."""
         staged = self._staged
-        if not staged and not self.wal.staged:
+        if not staged and not self._lines and not self.wal.staged:
             return True
         self._staged = []
         started = time.perf_counter_ns()
@@ -372,6 +389,7 @@ class Commit:
 
     def _write_frames(self) -> None:
         try:
+            self.stage_lines()
             self.wal.write()
         except BaseException as error:
             self.read_only = isinstance(error, DiskFull)

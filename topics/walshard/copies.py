@@ -1,7 +1,7 @@
 """The state of a router's destination: copies in memory, and the pipe that says how far the source has been copied.
 
 A copy's bytes are in memory until the mover has written them to a segment; the log holds its seq and the source's
-(storage/control.py, CopiesFrame). After a crash the rows are there again, and rebuild.py fills them from the source.
+(storage/control.py, CopiesLine). After a crash the rows are there again, and rebuild.py fills them from the source.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Protocol
 
-from topics.storage.control import CopiesFrame, PipeFrame
+from topics.storage.control import CopiesLine, PipeFrame
 from topics.storage.snapshot import PipeState
 from topics.walshard.rebuild import Rebuild, Unfilled
 from topics.walshard.rows import Row
@@ -142,7 +142,7 @@ class Pipe:
         if unfilled:
             self.rebuild = Rebuild(self.flushed_at, unfilled)
 
-    def copies_frame(self, row: Row) -> CopiesFrame:
+    def line(self, topic_id: int, row: Row) -> CopiesLine:
         """What the log says of a row of copies; it may be the end of what was copied at once."""
         _, at, counts = next(mark for mark in self.marks if mark[0] == row.last)
         runs: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ class Pipe:
                 runs.append((first + count - taken, taken))
             missing -= taken
         size = row.size * row.count // row.live
-        return CopiesFrame(row.first, row.last, at, row.count, size, runs[::-1], counts)
+        return CopiesLine(topic_id, row.first_ts, row.first, row.last, at, row.count, size, runs[::-1], counts)
 
     def copy_ids(self, row: Row) -> list[int]:
         """What each copy of a row is a copy of: the source's seq, and which of several routers' copies it is. The row

@@ -263,10 +263,11 @@ class Mover:
                 continue
             if isinstance(row.source, Copies):
                 assert topic.pipe is not None
-                commit.stage_copies_frame(topic, topic.pipe.copies_frame(row), row.first_ts)
+                commit.log_copies(topic.pipe.line(topic.id, row))
                 row.source.file = wal.current
             else:
                 body = row.load()
+                commit.stage_lines()  # of the rows before it
                 commit.make_room(frame_bytes(key_len=0, body_len=len(body)))
                 offset, _ = wal.stage_batch(topic.id, row.first, row.count, row.first_ts, body, b"")
                 row.source, row.offset = wal.current, offset
@@ -274,6 +275,7 @@ class Mover:
             wal.current.pin()
             dead += [row.first + index for index in range(row.count) if not row.is_live(index)]
         if dead:
+            commit.stage_lines()
             frame = encode_delete(DeleteFrame(None, dead))
             commit.make_room(frame_bytes(key_len=0, body_len=len(frame)))
             wal.stage(FrameType.DELETE, topic_id=topic.id, ts=now, body=frame)

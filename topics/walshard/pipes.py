@@ -2,7 +2,7 @@
 
 A topic that is a router's destination has a pipe: how far the source has been copied into it. Copies are rows whose
 bytes are in memory until the mover writes them into segments. The log holds a line for each batch of them: its seqs
-here, and those of the source (storage/control.py, CopiesFrame). Rules:
+here, and those of the source (storage/control.py, CopiesLine). Rules:
 
 - a FORWARD says where it begins. If the pipe stands elsewhere nothing happens and the forwarder is told where: no
   record is copied twice or left out.

@@ -11,8 +11,9 @@ the file, the offset and what to do.
     APPEND   if not in a segment: a row again          the same, and its key
     DELETE   on rows from the WAL, not counted again   on all rows
     HEAD     raises the head                           the same, and is the ceiling now
-     with copies of a router's destination: if not     the same
-             in a segment, rows without their bytes
+     of no topic, with copies of routers' destina-     the same
+             tions: if not in a segment, rows without
+             their bytes
 
 Caps and TTL do nothing while frames are replayed: batches were published in another order than they were logged if
 some waited for a sync, so retention would decide otherwise than it did. Frames that depend on it say how far it had
@@ -34,7 +35,7 @@ from topics.errors import CorruptData, FormatError
 from topics.settings import Settings
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
-from topics.storage.control import CopiesFrame, DeleteFrame, HeadFrame, TopicFrame
+from topics.storage.control import CopiesLine, DeleteFrame, HeadFrame, TopicFrame, decode_copies
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, frames_after, scan
 from topics.storage.leases import is_log_name
@@ -341,11 +342,14 @@ class Recovery:
 
     def _apply(self, frame: Frame, file: WalFile, covered: int) -> None:
         self._frames += 1
+        kind = frame.type
+        fresh = frame.lsn > covered
+        if kind == FrameType.HEAD and not frame.first_seq:
+            self._copied(decode_copies(frame), file, fresh)
+            return
         if not self._mine(frame.topic_id):
             return
-        kind = frame.type
         topic = self._topics.get(frame.topic_id)
-        fresh = frame.lsn > covered
         self._clock.at_least(frame.ts)
         if kind == FrameType.APPEND:
             if topic is not None and frame.last_seq > topic.flushed_seq:
@@ -359,17 +363,14 @@ class Recovery:
             if topic is not None:
                 if fresh:
                     topic.ceiling = frame.first_seq  # the last promise counts, also if it is a lower one
-                body = _decode_head_frame(frame.body)
                 if topic.pipe is not None and not topic.pipe.logged:
                     return  # of an older program, which knew of copies that the log does not
-                head = body.head_seq
+                head = _decode_head_frame(frame.body).head_seq
                 known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
                 if head > known:
                     self._lost(topic, known + 1, head)
                     topic.head_seq = head
                     topic.next_seq = head + 1
-                if topic.pipe is not None and body.copies is not None and not topic.ephemeral:
-                    self._copied(topic, topic.pipe, frame, body.copies, file, fresh)
         elif not fresh:
             return
         elif kind == FrameType.TOPIC:
@@ -410,8 +411,15 @@ class Recovery:
         topic.last_ts = max(topic.last_ts, frame.ts)
         topic.last_write_ts = topic.last_ts
 
-    def _copied(self, topic: Topic, pipe: Pipe, frame: Frame, copies: CopiesFrame, file: WalFile, fresh: bool) -> None:
-        """Copies whose bytes were in memory: rows that are filled later, or what stands for records that were lost."""
+    def _copied(self, lines: list[CopiesLine], file: WalFile, fresh: bool) -> None:
+        for line in lines:
+            topic = self._topics.get(line.topic_id)
+            self._clock.at_least(line.ts)
+            if topic is not None and topic.pipe is not None and not topic.ephemeral:
+                self._copies_row(topic, topic.pipe, line, file, fresh)
+
+    def _copies_row(self, topic: Topic, pipe: Pipe, copies: CopiesLine, file: WalFile, fresh: bool) -> None:
+        """Copies whose bytes were in memory: a row that is filled later, or what stands for records that were lost."""
         settled = max(topic.flushed_seq, pipe.flushed_to)
         if copies.last_seq <= settled:
             return
@@ -429,8 +437,8 @@ class Recovery:
         row = Row(
             first=first,
             count=copies.last_seq - first + 1,
-            first_ts=frame.ts,
-            last_ts=frame.ts,
+            first_ts=copies.ts,
+            last_ts=copies.ts,
             size=copies.size,
             source=Copies(self._copies, file),
             offset=0,
@@ -445,9 +453,9 @@ class Recovery:
         row.live = sum(1 for _ in row.live_indexes())
         row.size = copies.size * row.live // copies.count
         if row.live:
-            file.pins += 1
+            file.pin()
             topic.publish(row)
-        topic.last_ts = max(topic.last_ts, frame.ts)
+        topic.last_ts = max(topic.last_ts, copies.ts)
         topic.last_write_ts = topic.last_ts
 
     @staticmethod

@@ -78,7 +78,7 @@ class Wal:
     ) -> None:
         self._disk = disk
         self.folder = folder
-        self._shard = shard
+        self.shard = shard
         self._layout = layout
         self._boot_id = boot_id
         self._file_bytes = file_bytes
@@ -280,7 +280,7 @@ class Wal:
     def _header(self) -> WalHeader:
         """Of the next file."""
         return WalHeader(
-            shard=self._shard,
+            shard=self.shard,
             layout=self._layout,
             file_no=self._next_file_no,
             salt=int.from_bytes(os.urandom(4), "little") | 1,
