@@ -54,6 +54,8 @@ from topics.shm.usage import Meter, Slots
 
 _LIFE = "topics.life"  # where a request finds its own in its ASGI scope
 _TURN_BYTES = 4 * limits.KIB  # what one connection may bring before others get their turn: frames can be very small
+_HEARD_BYTES = 2 * limits.KIB  # of a WebSocket, at once: of the smallest frames these take some milliseconds
+_COSTLY_NS = 200_000  # so long, and others get their turn
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 
 
@@ -179,6 +181,7 @@ class ColdLane:
         self.outlets: set[ColdOutlet] = set()  # of open streams
         self._servers: set[Server] = set()
         self._lives: set[_Life] = set()
+        self._heard = trio.Lock()  # the WebSocket whose frames are read
         self._retiring = False
 
     @property
@@ -530,9 +533,16 @@ class ColdLane:
     async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream, headers: list[tuple[bytes, bytes]]) -> None:
         outlet = self._open(life, SocketOutlet(stream, tunnel))
 
-        def received(data: bytes) -> None:
-            stream.received(data)
-            self.flush()
+        async def received(data: bytes) -> None:
+            """Frames can be very small: some, then others get their turn, and of all sockets that send such frames one
+            at a time."""
+            for at in range(0, len(data), _HEARD_BYTES):
+                async with self._heard:
+                    started_ns = time.perf_counter_ns()
+                    stream.received(data[at : at + _HEARD_BYTES])
+                    self.flush()
+                    if time.perf_counter_ns() - started_ns > _COSTLY_NS:
+                        await trio.lowlevel.checkpoint()
 
         def received_end() -> None:
             if not outlet.closing:  # otherwise it has said goodbye, and waits for ours
@@ -540,7 +550,8 @@ class ColdLane:
                 self.flush()
 
         await tunnel.accept(headers)
-        stream.start(outlet, tunnel.listen(received, received_end))
+        stream.start(outlet, b"")
+        await tunnel.listen(received, received_end)
         if tunnel.ended.is_set():
             received_end()
         self.flush()
