@@ -278,7 +278,7 @@ class ColdLane:
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
-            return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
+            return _to_quart(response, head.accepts_gzip(b",".join(_headers("accept-encoding"))))
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
@@ -441,7 +441,7 @@ class ColdLane:
         self._take_slot(life, owner)
         if body:
             head.check_content_type(_header("content-type"))
-        gzipped, large = head.is_gzipped(_header("content-encoding")), None
+        gzipped, large = head.is_gzipped(b",".join(_headers("content-encoding"))), None
         if route.large:
             body, large = opened(body, self._settings, gzipped=gzipped, most=route.most)
         elif gzipped and body:
@@ -452,9 +452,7 @@ class ColdLane:
             raise invalid("the request target and header values must be valid text") from None
         request = Request(route.name, route.shard, route.query, body, key, life.started_ns, key=owner)
         if route.streams or route.looks:
-            request.headers = {
-                name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
-            }
+            request.headers = {name.encode("latin-1"): b",".join(_headers(name)) for name in _names()}
         if large is not None:
             return LargeAppend(self._handlers, self._calls, life, request, large)
         return route.handler(request)
@@ -573,7 +571,12 @@ def _headers(name: str) -> list[bytes]:
 
 
 def _header(name: str) -> bytes:
-    return str(current.headers.get(name, "")).encode("latin-1")
+    """The last one counts, as in the other lane."""
+    return _headers(name)[-1] if name in current.headers else b""
+
+
+def _names() -> set[str]:
+    return {str(name).lower() for name, _ in current.headers}
 
 
 def _lower(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
