@@ -134,3 +134,20 @@ def test_frames_behind_the_end_of_a_socket_are_not_kept(tmp_path: Path, monkeypa
     assert client.connection not in gateway.lane.unfinished
     assert gateway.lane.budget.held == 0
     house.crash()
+
+
+def test_what_a_socket_is_told_in_the_round_of_its_end_goes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last frames had to wait for the next round, and its end is there by then."""
+    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    house = House(tmp_path)
+    client = WsClient(house.gateways[0])
+    house.settle()
+    client.pipe.inbox += Frame(Opcode.PONG, b"").serialize(mask=True) * 400
+    client.pipe.inbox += Frame(Opcode.TEXT, b'{"op":"ping"}').serialize(mask=True)
+    client.pipe.ended = True
+    house.settle()
+    assert [said["op"] for said in client.read()] == ["pong"]
+    assert client.connection.closed
+    house.crash()

@@ -395,6 +395,8 @@ class HotLane:
     def _end_of_input(self, connection: Connection) -> None:
         """The client sends no more: it has closed, most likely, and a half-close can't be told from that. What it
         asked is still answered, but nothing waits on its behalf. Half a request is nothing."""
+        if connection.stream is not None and connection.frames:
+            self.sender.send(connection)  # what it is told in this round: it may have waited for that
         if connection.stream is not None:
             connection.stream.received_end()
             return
