@@ -23,10 +23,13 @@ from topics.settings import Settings
 from topics.shm.counters import Board
 
 from .client import Client, Lane, unique
+from .h2wire import H2Wire
 from .h2ws import H2Sockets
+from .queues import make_queue
 from .server import Server
 from .sockets import Conversation, Socket
 from .sse import Watching
+from .wire import Wire
 from .working import Working
 
 pytestmark = pytest.mark.e2e
@@ -172,3 +175,37 @@ def test_every_route_answers_as_over_http1(server: Server, over_http2: Tour) -> 
 
 def test_every_route_was_asked(over_http2: Tour) -> None:
     assert set(over_http2.seen) == labels()
+
+
+TWICE: tuple[tuple[str, str, tuple[tuple[str, str], ...], int], ...] = (
+    ("GET", "/work?node=x", (("sec-fetch-dest", "image"), ("sec-fetch-dest", "empty")), 406),
+    ("GET", "/work?node=x", (("accept", "text/html"), ("accept", "*/*")), 406),
+    (
+        "POST",
+        "/diff",
+        (("content-type", "application/json"), ("content-encoding", "identity"), ("content-encoding", "br")),
+        415,
+    ),
+    ("POST", "/diff", (("content-type", "application/json"), ("content-type", "text/html")), 415),
+)
+
+
+@pytest.mark.parametrize(("method", "rest", "headers", "status"), TWICE)
+def test_headers_that_stand_there_twice(
+    server: Server, method: str, rest: str, headers: tuple[tuple[str, str], ...], status: int
+) -> None:
+    """What one lane refuses the other does not let through."""
+    with server.client() as client:
+        queue = make_queue(client)
+    target = f"/v0/topics/{queue.name}{rest}"
+    body = b"{}" if method == "POST" else b""
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    raw = "\r\n".join([*lines, *[f"{name}: {value}" for name, value in headers], "", ""]).encode() + body
+    with Wire(server.port) as wire, H2Wire(server.port) as other:
+        number = other.open(method, target, *headers, end=not body)
+        if body:
+            other.send(number, body, end=True)
+        stream = other.streams[number]
+        while ":status" not in stream.headers:
+            assert other.receive()
+        assert (wire.ask(raw).status, stream.headers[":status"]) == (status, str(status))

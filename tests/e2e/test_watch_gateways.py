@@ -321,7 +321,8 @@ def test_what_is_refused_takes_no_place(watching: Watching) -> None:
     session = sessions_of(watching, 1)[0]
     for _ in range(MOST + 1):
         assert watching.attempt("wid_AAAAAAAAAAAAAAAAAAAAAA").status == 404
-        assert watching.attempt("wid_x").status == 404
+        for malformed in ("wid_x", "%00", "%ff"):
+            assert watching.attempt(malformed).status == 404
         assert watching.get(session["stream_url"], ("Accept", "image/png")).status == 406
     opened, _ = open_together(watching, sessions_of(watching, MOST))
     assert len(opened) == MOST

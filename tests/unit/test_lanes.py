@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 import trio
 from delivery import Answer, House, send
+from hypercorn.protocol.events import Body
 from parts import metrics, queues, routers
 
 from topics.actors import messages
@@ -23,6 +25,7 @@ from topics.gateway.cold import ColdLane
 from topics.gateway.exchange import Request, Response
 from topics.gateway.feeds import Feeds
 from topics.gateway.guard import Guard
+from topics.gateway.h2 import Tunnel
 from topics.gateway.handlers import Handlers
 from topics.gateway.routes import Routes
 from topics.gateway.sse import Definition, SseStream
@@ -243,3 +246,71 @@ def test_a_bug_in_a_stream_ends_that_one(monkeypatch: pytest.MonkeyPatch, name: 
     run(gateway, script)
     assert [type(error) for error in gateway.faults] == [Bug]
     assert len(gateway.streams) == 0
+
+
+# --- sockets of the other lane ---
+
+
+class _Carrier:
+    """The connection of a tunnel: what it is to send goes nowhere."""
+
+    async def stream_send(self, event: object) -> None: ...
+
+
+class _Listener:
+    """A stream that writes down what it hears."""
+
+    def __init__(self, name: str, heard: list[tuple[str, int]]) -> None:
+        self._name = name
+        self._heard = heard
+
+    def start(self, outlet: object, received: bytes) -> None:
+        self._heard.append((self._name, len(received)))
+
+    def received(self, data: bytes) -> None:
+        self._heard.append((self._name, len(data)))
+
+    def closed(self) -> None: ...
+
+
+def test_sockets_that_send_small_frames_are_heard_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came with the handshake, too: of all of them some bytes, then whatever else there is to do."""
+    monkeypatch.setattr("topics.gateway.cold._COSTLY_NS", -1)
+    lane = Gateway().lane
+    heard: list[tuple[str, int]] = []
+
+    async def wait_heard(name: str, size: int) -> None:
+        while sum(size for who, size in heard if who == name) < size:
+            await trio.lowlevel.checkpoint()
+
+    async def talk(name: str) -> None:
+        tunnel = Tunnel(_Carrier(), 1, {b":method": b"CONNECT"}, {})  # type: ignore[arg-type]
+        await tunnel.handle(Body(1, bytes(10_000)))
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope, lane._life(scope) as life:
+                listener: Any = _Listener(name, heard)
+                nursery.start_soon(lane._talk, life, tunnel, listener, [])
+                await wait_heard(name, 10_000)
+                await tunnel.handle(Body(1, bytes(10_000)))
+                await wait_heard(name, 20_000)
+                nursery.cancel_scope.cancel()
+
+    async def tick() -> None:
+        while True:
+            heard.append(("", 0))
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tick)
+                async with trio.open_nursery() as talks:
+                    for name in "ab":
+                        talks.start_soon(talk, name)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    for name in "ab":
+        assert sum(size for who, size in heard if who == name) == 20_000
+    assert max(size for _, size in heard) <= 2_048
+    assert not [pair for pair in itertools.pairwise(heard) if pair[0][1] and pair[1][1]], "two without a tick between"

@@ -54,6 +54,8 @@ from topics.shm.usage import Meter, Slots
 
 _LIFE = "topics.life"  # where a request finds its own in its ASGI scope
 _TURN_BYTES = 4 * limits.KIB  # what one connection may bring before others get their turn: frames can be very small
+_HEARD_BYTES = 2 * limits.KIB  # of a WebSocket, at once: of the smallest frames these take some milliseconds
+_COSTLY_NS = 200_000  # so long, and others get their turn
 _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 
 
@@ -179,6 +181,7 @@ class ColdLane:
         self.outlets: set[ColdOutlet] = set()  # of open streams
         self._servers: set[Server] = set()
         self._lives: set[_Life] = set()
+        self._heard = trio.Lock()  # the WebSocket whose frames are read
         self._retiring = False
 
     @property
@@ -275,7 +278,7 @@ class ColdLane:
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
-            return _to_quart(response, head.accepts_gzip(_header("accept-encoding")))
+            return _to_quart(response, head.accepts_gzip(b",".join(_headers("accept-encoding"))))
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
@@ -438,7 +441,7 @@ class ColdLane:
         self._take_slot(life, owner)
         if body:
             head.check_content_type(_header("content-type"))
-        gzipped, large = head.is_gzipped(_header("content-encoding")), None
+        gzipped, large = head.is_gzipped(b",".join(_headers("content-encoding"))), None
         if route.large:
             body, large = opened(body, self._settings, gzipped=gzipped, most=route.most)
         elif gzipped and body:
@@ -449,9 +452,7 @@ class ColdLane:
             raise invalid("the request target and header values must be valid text") from None
         request = Request(route.name, route.shard, route.query, body, key, life.started_ns, key=owner)
         if route.streams or route.looks:
-            request.headers = {
-                name.lower().encode("latin-1"): value.encode("latin-1") for name, value in current.headers.items()
-            }
+            request.headers = {name.encode("latin-1"): b",".join(_headers(name)) for name in _names()}
         if large is not None:
             return LargeAppend(self._handlers, self._calls, life, request, large)
         return route.handler(request)
@@ -530,9 +531,16 @@ class ColdLane:
     async def _talk(self, life: _Life, tunnel: Tunnel, stream: Stream, headers: list[tuple[bytes, bytes]]) -> None:
         outlet = self._open(life, SocketOutlet(stream, tunnel))
 
-        def received(data: bytes) -> None:
-            stream.received(data)
-            self.flush()
+        async def received(data: bytes) -> None:
+            """Frames can be very small: some, then others get their turn, and of all sockets that send such frames one
+            at a time."""
+            for at in range(0, len(data), _HEARD_BYTES):
+                async with self._heard:
+                    started_ns = time.perf_counter_ns()
+                    stream.received(data[at : at + _HEARD_BYTES])
+                    self.flush()
+                    if time.perf_counter_ns() - started_ns > _COSTLY_NS:
+                        await trio.lowlevel.checkpoint()
 
         def received_end() -> None:
             if not outlet.closing:  # otherwise it has said goodbye, and waits for ours
@@ -540,7 +548,8 @@ class ColdLane:
                 self.flush()
 
         await tunnel.accept(headers)
-        stream.start(outlet, tunnel.listen(received, received_end))
+        stream.start(outlet, b"")
+        await tunnel.listen(received, received_end)
         if tunnel.ended.is_set():
             received_end()
         self.flush()
@@ -562,7 +571,12 @@ def _headers(name: str) -> list[bytes]:
 
 
 def _header(name: str) -> bytes:
-    return str(current.headers.get(name, "")).encode("latin-1")
+    """The last one counts, as in the other lane."""
+    return _headers(name)[-1] if name in current.headers else b""
+
+
+def _names() -> set[str]:
+    return {str(name).lower() for name, _ in current.headers}
 
 
 def _lower(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:

@@ -425,7 +425,7 @@ class Tunnel:
         self._connection = connection
         self._stream_id = stream_id
         self._early = bytearray()
-        self._received: Callable[[bytes], None] = self._early.extend
+        self._received: Callable[[bytes], Awaitable[None]] | None = None
         self._received_end: Callable[[], None] = lambda: None
 
     async def run(self, serve: Serve) -> None:
@@ -438,7 +438,10 @@ class Tunnel:
     async def handle(self, event: Any) -> None:
         """What the connection says."""
         if isinstance(event, Body):
-            self._received(bytes(event.data))
+            if self._received is None:
+                self._early += event.data
+            else:
+                await self._received(bytes(event.data))
         elif isinstance(event, EndBody):
             self.ended.set()
             self._received_end()
@@ -457,11 +460,13 @@ class Tunnel:
     async def accept(self, headers: list[tuple[bytes, bytes]]) -> None:
         await self._connection.stream_send(Response(self._stream_id, headers, 200))
 
-    def listen(self, received: Callable[[bytes], None], received_end: Callable[[], None]) -> bytes:
-        """From now on tell them; what has come before that."""
-        self._received, self._received_end = received, received_end
+    async def listen(self, received: Callable[[bytes], Awaitable[None]], received_end: Callable[[], None]) -> None:
+        """Tell them what has come, and from now on what comes."""
         self.resume()
-        return bytes(self._early)
+        while self._early:
+            early, self._early = bytes(self._early), bytearray()
+            await received(early)
+        self._received, self._received_end = received, received_end
 
     def pause(self) -> None:
         self.paused = True

@@ -56,6 +56,8 @@ _RUN_REQUESTS = 256
 _TAKE_NS = 10_000_000
 SHARE_NS = 5_000_000
 _COSTLY_NS = 200_000  # ten times what a request of one record takes
+_HEAR_NS = 4_000_000  # the client of one stream, before others
+_TURN_BYTES = 2 * limits.KIB  # of a stream's client, heard at once: of the smallest frames these take some milliseconds
 _COST = attrgetter("costly")
 _CR = 13
 _BLANK_LINES = re.compile(rb"(?:\r\n)*")
@@ -149,6 +151,9 @@ class HotLane:
                 self._be_late()
 
     def _resume(self, connection: Connection) -> None:
+        if connection.stream is not None:
+            self._listen(connection, bytes(connection.buffer))
+            return
         self._understand(connection, connection.buffer)
         self.settle(connection)
 
@@ -330,7 +335,7 @@ class HotLane:
             return
         data = self._arrived[:received].tobytes()
         if connection.stream is not None:
-            connection.stream.received(data)
+            self._listen(connection, data)
             return
         buffered = connection.buffer
         if buffered:
@@ -351,6 +356,22 @@ class HotLane:
                 self.settle(connection)
             elif connection.buffer or connection.booked or connection.head is not None or connection.reading:
                 self.settle(connection)
+
+    def _listen(self, connection: Connection, data: bytes) -> None:
+        """What the client of a stream says. Frames can be very small: then the rest waits until others had a turn."""
+        at = 0
+        until_ns = time.perf_counter_ns() + _HEAR_NS
+        while at < len(data) and not connection.closing and (stream := connection.stream) is not None:
+            now = time.perf_counter_ns()
+            if self.late or now > until_ns:
+                self.unfinished[connection] = None
+                break
+            stream.received(data[at : at + _TURN_BYTES])
+            at += _TURN_BYTES
+            self._look_at_clock(connection, now)
+        connection.buffer = EMPTY if connection.closing else data[at:]
+        if connection.buffer or connection.booked:
+            self.settle(connection)
 
     def _receive_large(self, connection: Connection) -> None:
         large, head = connection.large, connection.head
@@ -374,6 +395,8 @@ class HotLane:
     def _end_of_input(self, connection: Connection) -> None:
         """The client sends no more: it has closed, most likely, and a half-close can't be told from that. What it
         asked is still answered, but nothing waits on its behalf. Half a request is nothing."""
+        if connection.stream is not None and connection.frames:
+            self.sender.send(connection)  # what it is told in this round: it may have waited for that
         if connection.stream is not None:
             connection.stream.received_end()
             return

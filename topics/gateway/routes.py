@@ -141,7 +141,8 @@ class Routes:
             )
         if name or (len(parts) >= 3 and parts[2] == ""):
             try:
-                name = unquote(name, errors="strict")
+                # A watch that nobody knows is not found, whatever it is called.
+                name = unquote(name, errors="replace" if parts[1] == "watch" else "strict")
                 if parts[1] == "topics":
                     check_name(name)
                 elif parts[1] == "routers":

@@ -143,10 +143,12 @@ class Sender:
         connection.frames = parts
         connection.written = sum(map(len, parts))
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)
-        received, connection.buffer = bytes(connection.buffer), EMPTY
-        stream.start(connection, received)
+        stream.start(connection, EMPTY)
         self.listen(connection)
-        self._send_frames(connection, stream)
+        if connection.buffer:
+            self._resume(connection)  # what came behind its request
+        if connection.stream is stream:
+            self._send_frames(connection, stream)
 
     def listen(self, connection: Connection) -> None:
         """Ask epoll for what a stream's connection waits for."""
