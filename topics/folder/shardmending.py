@@ -247,7 +247,8 @@ class _Mending:
         low = max(topic.floor, topic.evict_floor)
         lost = minus(suspect, [*there, (1, low - 1)])
         if not topic.tail and topic.pipe is None and topic.config.durability != "ephemeral":
-            # A snapshot of an earlier version. What is in no file and was not deleted: the files that had it are gone. Which of it nobody can tell.
+            # Perhaps by an earlier version, which does not tell. What is in no file and was not deleted: the files that
+            # had it are gone. Which of it nobody can tell.
             nowhere = minus([(low, topic.head_seq)], [*there, *lost])
             if total(nowhere) > topic.deleted_above:
                 lost = joined([*lost, *nowhere])
