@@ -300,3 +300,22 @@ def test_the_disk_goes_and_comes_back_while_serving(start: Start, tmp_path: Path
     server = start(TOPICS_WAL_SHARDS=1)
     with server.client() as api:
         assert everything(api, "t") == list(range(1, RECORDS * 3 + 1))
+
+
+@pytest.mark.gate
+def test_a_shard_that_dies_meanwhile_comes_back_with_the_disk(start: Start, tmp_path: Path) -> None:
+    """Nobody has to start it, and until then its clients are answered at once."""
+    server = start(TOPICS_WAL_SHARDS=1)
+    fill(server, "t")
+    assert server.stop() == 0  # a snapshot names the cold segments then
+    server = start(TOPICS_WAL_SHARDS=1)
+    place, away = tmp_path / "cold", tmp_path / "unmounted"
+    place.rename(away)
+    server.signal_child("shard-0")
+    with server.client() as api:
+        eventually(lambda: server.output().count("recovery postponed") >= 2, what="a second try")
+        eventually(lambda: api.append("t", 1).error == "shard_unavailable", what="a quick refusal")
+        away.rename(place)
+        eventually(lambda: api.get("/v0/ready").status == 200, what="readiness")
+        assert everything(api, "t") == ALL
+    assert server.stop() == 0

@@ -72,6 +72,50 @@ def test_what_stood_in_it_is_named(tmp_path: Path, durability: Durability, befor
     assert copy.report("t").head_seq == 401
 
 
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+@pytest.mark.parametrize("tag", ["t0", "t1", "t2"])
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("file", [0, 1])
+def test_deletes_by_tag_explain_none_of_it(
+    tmp_path: Path, durability: Durability, tag: str, flushed: bool, file: int
+) -> None:
+    """Records that clients deleted elsewhere are as many as those that are lost, and are still in their files."""
+    folder = tmp_path / "data"
+    shard = Shard(folder, wal_file_bytes=8_000)
+    shard.restart(boot=_boot_id())
+    for topic in ("t", "u"):
+        shard.put(topic, TopicConfig(durability=durability))
+    for turn in range(40):
+        shard.append("t", records(10, size=SIZE))
+        if turn % 8 == 0:
+            shard.append("u", records(10, size=SIZE))
+        if flushed and turn == 20:
+            shard.flush("t")
+            shard.checkpoint()
+    shard.delete("t", tag=tag)
+    shard.delete("u", tag=tag)
+    live = {topic: {stored.seq for stored in shard.everything(topic)} for topic in ("t", "u")}
+    shard.stop()
+    write_manifest(folder)
+    assert verify(str(folder), deep=True, running=False).clean
+    logs(folder)[file].unlink()
+    assert not verify(str(folder), deep=False, running=False).clean
+    report = mend(folder)
+    assert verify(str(tmp_path / "copy"), deep=True, running=False).clean
+    copy = Shard(tmp_path / "copy")
+    missed = 0
+    for topic in ("t", "u"):
+        left = {stored.seq for stored in copy.everything(topic)}
+        named = {seq for loss in report.lost if loss.topic == topic for seq in range(loss.first, loss.last + 1)}
+        assert named == live[topic] - left, "record for record"
+        gaps = [(1, copy.topic(topic).evict_floor - 1), *copy.topic(topic).holes]
+        told = {seq for first, last in gaps for seq in range(first, last + 1)}
+        assert named <= told, "and to readers"
+        assert left <= live[topic]
+        missed += len(named)
+    assert missed
+
+
 def test_nothing_is_lost_where_only_deletes_are(tmp_path: Path) -> None:
     """Floors, caps, a hole of a crash and deletes by tag together: no false alarm."""
     folder = tmp_path / "data"

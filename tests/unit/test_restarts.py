@@ -13,6 +13,7 @@ from topics.actors.restarts import (
     HEALTHY_S,
     LONGEST_PAUSE_S,
     OVER,
+    POSTPONED_PAUSE_S,
     TRANSITIONS,
     WINDOW_S,
     Action,
@@ -38,6 +39,7 @@ WAY_TO: dict[Life, list[Event]] = {
     Life.READY: [Event.START, Event.READY],
     Life.KILLED: [Event.START, Event.HUNG],
     Life.REFUSING: [Event.START, Event.REFUSED],
+    Life.POSTPONING: [Event.START, Event.POSTPONED],
     Life.BACKOFF: [Event.START, Event.EXIT],
     Life.FAILED: [Event.START, Event.REFUSED, Event.EXIT],
     Life.STOPPING: [Event.START, Event.STOP],
@@ -50,6 +52,7 @@ S, A = Life, Action
 WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
     S.WAITING: {Event.START: (S.STARTING, A.NOTHING), Event.STOP: (S.STOPPED, A.DONE)},
     S.STARTING: {
+        Event.POSTPONED: (S.POSTPONING, A.NOTHING),
         Event.READY: (S.READY, A.NOTHING),
         Event.REFUSED: (S.REFUSING, A.NOTHING),
         Event.HUNG: (S.KILLED, A.KILL),
@@ -73,6 +76,7 @@ WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
         Event.STOP: (S.STOPPING, A.SEND_STOP),
     },
     S.KILLED: {
+        Event.POSTPONED: (S.POSTPONING, A.NOTHING),
         Event.READY: (S.KILLED, A.NOTHING),
         Event.REFUSED: (S.REFUSING, A.NOTHING),
         Event.HUNG: (S.KILLED, A.NOTHING),
@@ -86,9 +90,17 @@ WANTED: dict[Life, dict[Event, tuple[Life, Action]]] = {
         Event.EXIT: (S.FAILED, A.GIVE_UP),
         Event.STOP: (S.STOPPING, A.NOTHING),
     },
+    S.POSTPONING: {
+        Event.READY: (S.POSTPONING, A.NOTHING),
+        Event.REFUSED: (S.REFUSING, A.NOTHING),
+        Event.HUNG: (S.POSTPONING, A.KILL),
+        Event.EXIT: (S.BACKOFF, A.RETRY),
+        Event.STOP: (S.STOPPING, A.NOTHING),
+    },
     S.BACKOFF: {Event.START: (S.STARTING, A.NOTHING), Event.STOP: (S.STOPPED, A.DONE)},
     S.FAILED: {Event.STOP: (S.FAILED, A.NOTHING)},
     S.STOPPING: {
+        Event.POSTPONED: (S.STOPPING, A.NOTHING),
         Event.READY: (S.STOPPING, A.NOTHING),
         Event.REFUSED: (S.STOPPING, A.NOTHING),
         Event.HUNG: (S.STOPPING, A.NOTHING),
@@ -199,6 +211,21 @@ def test_deaths_by_hanging_count_too() -> None:
     child.handle(Event.HUNG)
     assert child.handle(Event.EXIT) is Action.GIVE_UP
     assert child.life is Life.FAILED
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_one_that_waits_for_something_is_started_again_as_often_as_it_takes(for_ever: bool) -> None:
+    child = ChildLife(Clock(), restarts_per_minute=1)
+    if for_ever:
+        child.persist()
+    for _ in range(100):
+        child.handle(Event.START)
+        child.handle(Event.POSTPONED)
+        assert child.handle(Event.EXIT) is Action.RETRY
+        assert child.pause_s == POSTPONED_PAUSE_S
+    assert child.statistics().restarts_in_window == 0
+    assert die(child) is Action.RETRY, "deaths are still counted, from the first"
+    assert child.pause_s == 0.0
 
 
 # --- for ever ---

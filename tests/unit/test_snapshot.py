@@ -101,7 +101,7 @@ def test_not_a_snapshot() -> None:
 def test_fields_that_a_newer_program_added_at_the_end_are_passed_over() -> None:
     """Within a version fields may be added behind the known ones."""
     state = topic(1)
-    state.skipped_total, state.lost_total = 3, 1
+    state.skipped_total, state.lost_total, state.tail = 3, 1, [(7, 9)]
     fields = msgspec.msgpack.decode(encode_topic(state))
     assert decode_topic(msgspec.msgpack.encode([*fields, "news"])) == state
 
@@ -111,4 +111,7 @@ def test_counts_that_say_nothing_are_not_written() -> None:
     short = encode_topic(state)
     state.lost_total = 1
     assert msgspec.msgpack.decode(encode_topic(state)) == [*msgspec.msgpack.decode(short), 0, 1]
+    assert decode_topic(encode_topic(state)) == state
+    state.lost_total, state.tail = 0, [(7, 9)]
+    assert msgspec.msgpack.decode(encode_topic(state)) == [*msgspec.msgpack.decode(short), 0, 0, [[7, 9]]]
     assert decode_topic(encode_topic(state)) == state

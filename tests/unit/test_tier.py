@@ -11,7 +11,7 @@ from model import Record, Shard, error_of, marked
 from test_relocator import fill, forget_log, seqs, settings, tiers
 
 from topics import limits
-from topics.errors import ColdTierGone, CorruptData, DiskFull
+from topics.errors import ColdTierGone, DiskFull, Unreachable
 
 ALL = list(range(1, 101))
 
@@ -183,6 +183,17 @@ def test_a_single_file_that_is_missing_is_named(story: Story) -> None:
     assert "the cold tier is there" in error.message
 
 
+def test_a_file_that_ends_before_the_block_is_as_good_as_missing(story: Story) -> None:
+    shard = story.shard
+    shard.relocate()
+    first, *_ = sorted(story.disk.place.rglob("*.data"))
+    os.truncate(first, 100)
+    error = error_of(lambda: shard.diff("t", 0))
+    assert error.status == 503
+    assert str(first) in error.message
+    assert "the cold tier is there" in error.message
+
+
 @pytest.mark.parametrize("leaving", LEFT)
 def test_flags_wait_for_the_marked_disk(story: Story, leaving: str) -> None:
     """What is deleted stays deleted when it is back."""
@@ -206,7 +217,7 @@ def test_a_start_without_it_names_the_disk(story: Story, leaving: str) -> None:
     story.disk.go(leaving=leaving)
     below = story.disk.found_below()
     shard.crash()
-    with pytest.raises(CorruptData, match=f"cold tier {story.disk.place} is not there"):
+    with pytest.raises(Unreachable, match=f"cold tier {story.disk.place} is not there"):
         shard.open()
     assert story.disk.found_below() == below, "nothing of another is removed"
     story.disk.come_back()

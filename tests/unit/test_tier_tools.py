@@ -137,3 +137,14 @@ def test_the_disk_is_away(shard: Shard, tmp_path: Path, below: bool) -> None:
     (tmp_path / "cold").rmdir() if below else None
     (tmp_path / "unmounted").rename(cold)
     assert run(tmp_path / "data", ("verify", "--deep"))[0] == 0
+
+
+@pytest.mark.parametrize("tool", [("backup", "create", "--to", "REPOSITORY"), ("topic", "show", "t"), ("verify",)])
+def test_one_file_of_it_is_missing(shard: Shard, tmp_path: Path, tool: tuple[str, ...]) -> None:
+    """The cold tier is named, for that is where it was."""
+    shard.relocate()
+    shard.crash()
+    sorted((tmp_path / "cold").rglob("*.data"))[0].unlink()
+    code, said = run(tmp_path / "data", tool)
+    assert code == 1, said
+    assert f"in the cold tier {tmp_path / 'cold'}" in said, said

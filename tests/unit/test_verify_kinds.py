@@ -499,6 +499,11 @@ def more_gone_than_there_was(folder: Path) -> None:
     rewrite(folder, lambda topic: setattr(topic, "expired_total", 9))
 
 
+@case("20 of seqs 55 to 74 were in the log alone, and a file of it is missing")
+def records_that_no_log_has(folder: Path) -> None:
+    rewrite(folder, lambda topic: setattr(topic, "tail", [(55, 74)]))
+
+
 @case("24 seqs have no record, and only 0 of them can have been deleted or skipped")
 def a_segment_that_is_forgotten(folder: Path) -> None:
     rewrite(folder, lambda topic: topic.segments.pop(0))

@@ -149,10 +149,11 @@ class Context:
             return f"{peer}.{correlation:x}"
         return f"{number}.{self.board.row(peer)[Word.GENERATION]}.{correlation:x}"
 
-    def fail(self, reason: str) -> NoReturn:
-        """End this process at once and for good: it is not started again until an operator has looked."""
+    def fail(self, reason: str, *, again: bool = False) -> NoReturn:
+        """End this process at once and for good: it is not started again until an operator has looked; `again`: it is,
+        every few seconds."""
         try:
-            self._channel.send_nowait(Failed(reason))
+            self._channel.send_nowait(Failed(reason, again))
         except (ChannelClosed, BlockingIOError):
             pass
         os._exit(EXIT_FAILED)

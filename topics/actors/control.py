@@ -120,9 +120,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Don't start me again: what is wrong needs an operator."""
+    """Don't start me again: what is wrong needs an operator. Or, `again`: not before a while, it may be there then."""
 
     reason: str
+    again: bool = False
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

@@ -3,7 +3,8 @@
 Rules: TRANSITIONS is the whole machine; a pair that is not in it can't happen, and IllegalEvent says so.
 A child that dies is started again at once, then after growing pauses; when it has been restarted as often
 as a minute allows and dies once more it stays down, and so does one that reports a failure which a
-restart would not help. A child that hangs is killed, and its death is then treated like any other.
+restart would not help. One that reports what it waits for is started again every few seconds, as often as
+it takes. A child that hangs is killed, and its death is then treated like any other.
 
 A child that the server can't do without is restarted for ever (`persist`), whatever it dies of: FOR_EVER is its table.
 Its pauses grow up to a bound, and begin anew after it has been ready for a while. Gateways are such children from the
@@ -35,6 +36,7 @@ from topics.errors import TopicsError
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
+POSTPONED_PAUSE_S = 3.0
 HEALTHY_S = 60.0  # ready for so long: the deaths before don't count any more
 
 
@@ -44,6 +46,7 @@ class Life(enum.Enum):
     READY = "ready"
     KILLED = "killed"  # it hung; its death is on the way
     REFUSING = "refusing"  # it reported a failure that a restart would not mend; it is about to exit
+    POSTPONING = "postponing"  # it reported what it waits for; it is about to exit
     BACKOFF = "backoff"
     FAILED = "failed"  # stays down
     RETIRING = "retiring"  # it finishes its work; its successor is waiting
@@ -55,6 +58,7 @@ class Event(enum.Enum):
     START = "start"  # the supervisor spawns it
     READY = "ready"  # it says that it serves
     REFUSED = "refused"  # it says why it can't, and that trying again is no use
+    POSTPONED = "postponed"  # it says what it can't do without and that may come back
     HUNG = "hung"  # its heart stopped, or it never began to beat
     EXIT = "exit"  # the process is gone, or uses nothing of its name any more
     REVIVE = "revive"  # it was given up before it was known that it can work
@@ -86,6 +90,7 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     #
     (Life.STARTING, Event.READY): (Life.READY, Action.NOTHING),
     (Life.STARTING, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.STARTING, Event.POSTPONED): (Life.POSTPONING, Action.NOTHING),
     (Life.STARTING, Event.HUNG): (Life.KILLED, Action.KILL),
     (Life.STARTING, Event.EXIT): _RESTART_OR_GIVE_UP,
     (Life.STARTING, Event.STOP): (Life.STOPPING, Action.SEND_STOP),
@@ -106,6 +111,7 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     # What it said before it was killed may be read after.
     (Life.KILLED, Event.READY): (Life.KILLED, Action.NOTHING),
     (Life.KILLED, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.KILLED, Event.POSTPONED): (Life.POSTPONING, Action.NOTHING),
     (Life.KILLED, Event.HUNG): (Life.KILLED, Action.NOTHING),
     (Life.KILLED, Event.EXIT): _RESTART_OR_GIVE_UP,
     (Life.KILLED, Event.STOP): (Life.STOPPING, Action.NOTHING),
@@ -116,6 +122,12 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     (Life.REFUSING, Event.EXIT): (Life.FAILED, Action.GIVE_UP),
     (Life.REFUSING, Event.STOP): (Life.STOPPING, Action.NOTHING),
     #
+    (Life.POSTPONING, Event.READY): (Life.POSTPONING, Action.NOTHING),
+    (Life.POSTPONING, Event.REFUSED): (Life.REFUSING, Action.NOTHING),
+    (Life.POSTPONING, Event.HUNG): (Life.POSTPONING, Action.KILL),
+    (Life.POSTPONING, Event.EXIT): (Life.BACKOFF, Action.RETRY),
+    (Life.POSTPONING, Event.STOP): (Life.STOPPING, Action.NOTHING),
+    #
     (Life.BACKOFF, Event.START): (Life.STARTING, Action.NOTHING),
     (Life.BACKOFF, Event.STOP): (Life.STOPPED, Action.DONE),
     #
@@ -123,6 +135,7 @@ TRANSITIONS: dict[tuple[Life, Event], tuple[Life, Action]] = {
     # The stop deadline rules alone here: writing the last snapshot may take longer than a heartbeat.
     (Life.STOPPING, Event.READY): (Life.STOPPING, Action.NOTHING),
     (Life.STOPPING, Event.REFUSED): (Life.STOPPING, Action.NOTHING),
+    (Life.STOPPING, Event.POSTPONED): (Life.STOPPING, Action.NOTHING),
     (Life.STOPPING, Event.HUNG): (Life.STOPPING, Action.NOTHING),
     (Life.STOPPING, Event.STOP): (Life.STOPPING, Action.NOTHING),
     (Life.STOPPING, Event.OVERDUE): (Life.STOPPING, Action.KILL),
@@ -139,7 +152,9 @@ FOR_EVER: dict[tuple[Life, Event], tuple[Life, Action]] = {
     (Life.FAILED, Event.REVIVE): (Life.WAITING, Action.NOTHING),
 }
 
-ALIVE = frozenset({Life.STARTING, Life.READY, Life.RETIRING, Life.KILLED, Life.REFUSING, Life.STOPPING})
+ALIVE = frozenset(
+    {Life.STARTING, Life.READY, Life.RETIRING, Life.KILLED, Life.REFUSING, Life.POSTPONING, Life.STOPPING}
+)
 OVER = frozenset({Life.STOPPED, Life.FAILED})
 
 
@@ -172,7 +187,9 @@ class ChildLife:
             life, action = (FOR_EVER if self._for_ever else TRANSITIONS)[self.life, event]
         except KeyError:
             raise IllegalEvent(f"{event.value} can't happen to a child that is {self.life.value}") from None
-        if action is Action.RETRY:
+        if self.life is Life.POSTPONING and action is Action.RETRY:
+            self.pause_s = POSTPONED_PAUSE_S  # its own wish: it costs nothing of the budget
+        elif action is Action.RETRY:
             life, action = self._back_off() if self._for_ever else self._spend()
         if event is Event.START:
             self.starts += 1

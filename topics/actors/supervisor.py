@@ -363,9 +363,9 @@ class Supervisor:
                     self._log.info("child_ready", child=child.name, pid=process.pid, took_ms=took_ms)
                 child.handle(Event.READY)
                 self._on_ready()
-            case Failed(reason):
+            case Failed(reason, again):
                 child.reason = reason
-                child.handle(Event.REFUSED)
+                child.handle(Event.POSTPONED if again else Event.REFUSED)
             case Held(peer):
                 child.held.add(peer)
                 child.changed()

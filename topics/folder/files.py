@@ -171,6 +171,12 @@ class Files:
             return ColdTierAway(away)
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(self.data_dir, file))
 
+    def lost(self, error: FileNotFoundError) -> CorruptData:
+        """What to say where a file counts and is nowhere."""
+        cold = dict(self.roots()).get("cold") if str(error.filename).endswith(".data") else None
+        where = "" if cold is None else f", and so is its copy in the cold tier {cold}, which is there"
+        return CorruptData(f"{error.filename}: this file is missing{where}; restore it from a backup")
+
     def relative(self, path: str) -> str:
         return os.path.relpath(path, self.data_dir)
 

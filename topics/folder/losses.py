@@ -34,6 +34,7 @@ class Tale(msgspec.Struct, kw_only=True):
     ceiling: int = 0
     in_log: Ranges = []
     suspect: Ranges = []
+    deleted: Ranges = []  # by frames that the snapshot has counted: nobody misses it
     raised: int = 0  # the head must be here at least; 0: it is where the log says
     made_ms: int = 0
     nameless_since: int = 0  # the last frame before the gap in which it was named
@@ -151,8 +152,10 @@ class _Telling:
             tale.ceiling = max(tale.ceiling, frame.first_seq)
             self._met(tale, msgspec.msgpack.decode(frame.body, type=HeadFrame).head_seq)
         elif tale is not None and frame.type == FrameType.DELETE:
-            before = msgspec.msgpack.decode(frame.body, type=DeleteFrame).before_seq
-            tale.known = max(tale.known, (before or 0) - 1)
+            body = msgspec.msgpack.decode(frame.body, type=DeleteFrame)
+            tale.known = max(tale.known, (body.before_seq or 0) - 1)
+            if not fresh:
+                tale.deleted += [(seq, seq) for seq in body.seqs or ()]
 
     def _copied(self, lines: list[CopiesLine]) -> None:
         for line in lines:

@@ -83,7 +83,7 @@ class Shard:
         except FileNotFoundError as exc:
             if self._newest() != newest:
                 raise Superseded from None
-            raise CorruptData(f"{exc.filename}: this file is missing; restore it from a backup") from None
+            raise self._files.lost(exc) from None
         if self._newest() != newest:
             raise Superseded
 

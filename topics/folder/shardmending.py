@@ -238,13 +238,17 @@ class _Mending:
         tale = self._tales.topics.get(topic.id)
         suspect = [] if tale is None else tale.suspect
         there = [*topic.holes, *topic.trims, *([] if tale is None else tale.in_log)]
+        if topic.tail:  # up to the head it says what the log held
+            logged = minus(topic.tail, [] if tale is None else tale.deleted)
+            suspect = [*minus(suspect, [(1, topic.head_seq)]), *logged]
         for remains in segments:
             there += _kept(remains)
             suspect = [*suspect, *remains.lost]
         low = max(topic.floor, topic.evict_floor)
         lost = minus(suspect, [*there, (1, low - 1)])
-        if topic.pipe is None and topic.config.durability != "ephemeral":
-            # What is in no file and was not deleted: the files that had it are gone. Which of it nobody can tell.
+        if not topic.tail and topic.pipe is None and topic.config.durability != "ephemeral":
+            # Perhaps by an earlier version, which does not tell. What is in no file and was not deleted: the files that
+            # had it are gone. Which of it nobody can tell.
             nowhere = minus([(low, topic.head_seq)], [*there, *lost])
             if total(nowhere) > topic.deleted_above:
                 lost = joined([*lost, *nowhere])
@@ -257,6 +261,7 @@ class _Mending:
         known = lost if topic.pipe is not None else both(lost, [(1, topic.head_seq)])
         before = (topic.holes, topic.segments, None if topic.pipe is None else topic.pipe.logged)
         topic.holes = joined([*topic.holes, *known]) if known else topic.holes
+        topic.tail = minus(topic.tail, lost)
         topic.ceiling = max([topic.ceiling, *(last for _, last in known)])
         if topic.pipe is not None and known:
             topic.pipe.logged = False  # what is copied from now on gets seqs above all that may have been seen

@@ -65,6 +65,7 @@ class Topic:
         self.expired_total = 0
         self.skipped_total = 0
         self.lost_total = 0  # of evicted_total: in holes
+        self.tail: list[tuple[int, int]] = []  # what the snapshot has seen in the log alone
         self.segments: list[SegmentState] = []
         self.holes: list[tuple[int, int]] = []
         self.trims: list[tuple[int, int]] = []
@@ -72,7 +73,8 @@ class Topic:
         self.batches: list[Batch] = []  # all that lie on the disk, dead ones too
         self._front = 0  # the first batch that may hold a live record
         self._count = 0
-        self._swept = 1  # a client has deleted all that was below
+        self._swept = 1  # a client has deleted all that was below ...
+        self._unheld: list[tuple[int, int]] = []  # ... and these, which are in no batch
         self._unretained: _Unretained | None = None
 
     @classmethod
@@ -92,6 +94,7 @@ class Topic:
         topic.expired_total = state.expired_total
         topic.skipped_total = state.skipped_total
         topic.lost_total = state.lost_total
+        topic.tail = state.tail
         topic.segments = state.segments
         topic.holes = list(state.holes)
         topic.trims = list(state.trims)
@@ -162,6 +165,12 @@ class Topic:
         settled = max(self.flushed_seq, self.pipe.flushed_to)
         there = [(batch.first, batch.last) for batch in self._since(self._position(settled + 1))]
         return total(minus([(settled + 1, self.head_seq)], [*there, *self.holes, *self.trims]))
+
+    @property
+    def unlogged(self) -> list[tuple[int, int]]:
+        """What the snapshot has seen in the log, nobody has removed since, and no file has."""
+        gone = [*self.holes, *self.trims, *self._unheld, (1, max(self.low, self._swept) - 1)]
+        return minus(self.tail, [*gone, *((batch.first, batch.last) for batch in self.batches)])
 
     def find_gap(self, first: int, last: int) -> tuple[int, int, str] | None:
         """The first range within these seqs that was lost against the reader's will, and why. Records of an ephemeral
@@ -276,6 +285,8 @@ class Topic:
             at = self._position(seq)
             if at < len(self.batches) and self.batches[at].first <= seq:
                 deleted += self.batches[at].mark_deleted(seq) and seq >= low
+            else:
+                self._unheld.append((seq, seq))
         self._count -= deleted
         if fresh:
             # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many

@@ -24,6 +24,7 @@ from topics.folder import inventory
 from topics.folder.checking import Checked, check_file
 from topics.folder.files import Files
 from topics.folder.inventory import Entry, Inventory
+from topics.folder.ranges import total
 from topics.folder.topic import Topic
 from topics.folder.view import Folder
 from topics.storage.config import bucket_of, owner_of_id
@@ -242,6 +243,10 @@ def topic_troubles(topic: Topic) -> Iterator[str]:
     gone = topic.deleted_total + topic.evicted_total + topic.expired_total
     if topic.count + gone > head:
         yield f"{topic.count} live and {gone} gone are more records than the {head} that were ever there"
+    if unlogged := topic.unlogged:
+        first, last = unlogged[0][0], unlogged[-1][1]
+        yield f"{total(unlogged)} of seqs {first} to {last} were in the log alone, and a file of it is missing"
+        return
     if topic.pipe is not None or topic.config.durability == "ephemeral":
         return  # some of its records are in memory alone
     unknown = missing_seqs(topic)

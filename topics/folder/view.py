@@ -66,7 +66,7 @@ class Folder:
         except Superseded:
             return False
         except FileNotFoundError as exc:
-            raise CorruptData(f"{exc.filename}: this file is missing; restore it from a backup") from None
+            raise self.files.lost(exc) from None
         return True
 
     def _shard(self, number: int) -> Shard:

@@ -69,6 +69,7 @@ class TopicState(msgspec.Struct, array_like=True):
     hops: list[tuple[int, int, int]] = []  # first seq, last seq, routers passed in a ring; only what may go round again
     skipped_total: int = 0  # seqs that no record has and no range above names: see Topic.pass_over
     lost_total: int = 0  # of evicted_total: seqs of holes, which no cap took
+    tail: list[tuple[int, int]] = []  # batches with live records that are in the log alone, neighbours joined
 
     @property
     def deleted_above(self) -> int:
@@ -96,10 +97,11 @@ _decode_topic = msgspec.msgpack.Decoder(TopicState).decode
 
 
 def encode_topic(state: TopicState) -> bytes:
-    """Without the last two fields where they say nothing, as in most topics: those of all are read at every start."""
-    if state.skipped_total or state.lost_total:
+    """Without the last fields where they say nothing, as in most topics: those of all are read at every start."""
+    if state.tail:
         return _encode_shard(state)
-    return _encode_shard(msgspec.structs.astuple(state)[:-2])
+    silent = 1 if state.skipped_total or state.lost_total else 3
+    return _encode_shard(msgspec.structs.astuple(state)[:-silent])
 
 
 def decode_topic(raw: bytes | msgspec.Raw) -> TopicState:

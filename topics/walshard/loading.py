@@ -1,6 +1,7 @@
 """The segments that a snapshot names, as they are found: in the data folder, or in the cold tier.
 
-What is missing or belongs to another topic is refused, with the file and what to do. Of a sealed segment only its index
+What is missing or belongs to another topic is refused, with the file and what to do; while the cold tier is away the
+shard waits for it. Of a sealed segment only its index
 is read; an open one is scanned, as far as the snapshot says.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from topics.errors import CorruptData
+from topics.errors import CorruptData, Unreachable
 from topics.storage.format import DELETED
 from topics.storage.paths import segment_name, topic_dir
 from topics.storage.segment import BlockEntry, scan_blocks
@@ -60,19 +61,23 @@ class Loader:
                     f"{path}: this segment of topic {state.name!r} is missing; restore it from a backup"
                 ) from None
         cold = os.path.join(topic_dir(self._cold.path, state.id), segment_name(first_seq))
-        if (away := self._cold.why_not()) is not None:
-            raise CorruptData(
-                f"{away}, then restart the server. A segment of topic {state.name!r} is there, perhaps others too"
-            )
+        self._require_cold(state)
         try:
             segment = Segment(path, read_header(cold, self._disk), self._files)
         except FileNotFoundError:
+            self._require_cold(state)  # it may just have gone
             raise CorruptData(
                 f"{cold}: this segment of topic {state.name!r} is missing in the cold tier, which is there, and so is "
                 f"{path}: restore it from a backup, or let topics repair keep what is good"
             ) from None
         segment.path, segment.tier, segment.cold = cold, self._cold, True
         return segment
+
+    def _require_cold(self, state: TopicState) -> None:
+        if self._cold is not None and (away := self._cold.why_not()) is not None:
+            raise Unreachable(
+                f"{away}, and the shard goes on by itself. A segment of topic {state.name!r} is there, if not others"
+            )
 
     def _sealed_blocks(self, segment: Segment) -> list[BlockEntry]:
         path = segment.index_path

@@ -18,7 +18,7 @@ from topics.actors.context import Context
 from topics.actors.governor import Governor, Level
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned
+from topics.errors import ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned, Unreachable
 from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
@@ -49,6 +49,9 @@ async def run(context: Context) -> None:
     except (CorruptData, FormatError) as error:
         context.log.error("recovery refused", reason=str(error))
         context.fail(str(error))
+    except Unreachable as error:
+        context.log.error("recovery postponed", reason=str(error))
+        context.fail(str(error), again=True)
     except DiskFull as error:
         if context.old_layout is None:
             raise

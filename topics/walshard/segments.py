@@ -111,7 +111,11 @@ class Segment:
         except OSError as error:
             if not self.cold:
                 raise
-            raise self._unreachable(error) from error
+            raise self._unreachable(error.strerror or str(error)) from error
+        except CorruptData as error:  # the file ends before the block does
+            if not self.cold:
+                raise CorruptData(f"{self.path}: {error}") from error
+            raise self._unreachable(str(error)) from error
         return read_block(data, path=self.path, offset=row.offset, salt=self.header.salt).body
 
     def _fd(self) -> int:
@@ -122,12 +126,11 @@ class Segment:
                 pass  # it has just gone, so the copy counts
         return self._files.fd(self.path)
 
-    def _unreachable(self, error: OSError) -> Unreachable:
+    def _unreachable(self, error: str) -> Unreachable:
         why = None if self.tier is None else self.tier.why_not()
         if why is None:
             why = (
-                f"{error.strerror or error}, though the cold tier is there: topics verify says what else is missing, "
-                "and a backup has it"
+                f"{error}, though the cold tier is there: topics verify says what else is missing, and a backup has it"
             )
         return Unreachable(f"{self.path}: {why}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from topics import limits
@@ -434,7 +434,14 @@ class Topic:
             hops=self.hops,
             skipped_total=self.skipped_total,
             lost_total=self.lost_total,
+            tail=merge_ranges([(row.first, row.last) for row in self._logged_rows()]),
         )
+
+    def _logged_rows(self) -> Iterator[Row]:
+        """Those that a start has to find in the log."""
+        for row in self.rows.since(self.rows.position(self.flushed_seq + 1)):
+            if row.live and row.source is not None and not isinstance(row.source, Segment | Copies):
+                yield row
 
     def _outlives(self, remembered: Remembered) -> bool:
         """A key lives as long as its records do; those that are in memory only end with the process."""
