@@ -258,6 +258,10 @@ class Pipes:
             self._fill(topic, pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level))
             if pipe.rebuild.done:
                 pipe.rebuild = None
+                if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did
+                    self._skip_tail(topic, pipe, trimmed=True)
+                elif request.level:  # there is nothing behind them that could have been copied
+                    pipe.tail_lost = False
                 self._rebuilt(topic, pipe)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:
