@@ -413,6 +413,7 @@ class Shard:
         wall: Wall | None = None,
         disk: QuickDisk | None = None,
         cold: str | None = None,
+        boot: bytes = BOOT,
         **settings: Any,
     ) -> None:
         self._close_those_of_other_tests()
@@ -425,7 +426,7 @@ class Shard:
         self.entropy = count(1)
         self.correlations = count(1)
         self._lives = 0
-        self.open(disk)
+        self.open(disk, boot=boot)
 
     # --- life ---
 
