@@ -393,6 +393,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    if any(word.partition("=")[0] in ("--campaign", "--table") for word in given):
+        from campaigns import driver
+
+        return driver.main(given)
     asked = arguments(argv)
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1 << 31)
     families = files_of_families(ROOT / "tests")

@@ -303,7 +303,7 @@ def _read_info(fd: int) -> LockInfo | None:
     line = os.pread(fd, 4096, 0).partition(b"\n")[0]
     try:
         return msgspec.json.decode(line, type=LockInfo)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

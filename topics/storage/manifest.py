@@ -33,7 +33,7 @@ def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERS
         manifest = msgspec.json.decode(text, type=Manifest)
         if manifest.format < 1 or manifest.layout < 1 or manifest.shards < 1:
             raise msgspec.ValidationError("numbers from 1 on expected")
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptData(f"{path} is damaged ({exc}): restore it from a backup") from None
     if manifest.format > format_version:
         raise FormatError(
