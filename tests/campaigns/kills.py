@@ -119,7 +119,7 @@ class Topic:
                 raise Wrong(f"{self.name}: batch {batch.number} is at {first}, known to be at {batch.first_seq}")
             batch.first_seq, batch.answered = first, True
             owed += batch.count
-        newer = {number for number in self.batches if number > (batches[-1].number if batches else 0)}
+        newer = {number for number in list(self.batches) if number > (batches[-1].number if batches else 0)}
         if found.keys() - newer:
             raise Wrong(f"{self.name}: batches that are there twice, or that nobody sent: {sorted(found)[:5]}")
         if not found:

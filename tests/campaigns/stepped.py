@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 from model import BOOT, QuickDisk, Record, Shard, Stored, marked, shown
 
 from topics import limits
+from topics.errors import ApiError
 from topics.storage.config import TopicConfig
 
 from .tape import Call, Recorder, TapedDisk, recording
@@ -183,6 +184,7 @@ class Life:
             settings |= {"cold_dir": place, "hot_retain_segments": 1}
         self.shard = Shard(base / "data", disk=disk, cold=place, boot=boot, **settings)
         self.keys: dict[tuple[str, int], dict[str, int]] = {}
+        self.refused: set[str] = set()  # topics, by the last round that was not answered with success
 
     def play(self, step: Step, at: int) -> None:
         """Raises what the shard raises."""
@@ -200,8 +202,15 @@ class Life:
                     for name in step.others
                 ]
                 shard.settle()
+                refused: dict[str, ApiError] = {}
                 for name, correlation in sent:
-                    self._remember(name, step.key, shard.answer(correlation).first_seq)
+                    try:
+                        self._remember(name, step.key, shard.answer(correlation).first_seq)
+                    except ApiError as error:
+                        refused[name] = error
+                self.refused = set(refused)
+                for error in refused.values():
+                    raise error
             case "delete" if step.topic in shard.engine.topics:
                 shard.delete(step.topic, before_seq=max(1, shard.topic(step.topic).head_seq - step.number))
             case "delete_tag" if step.topic in shard.engine.topics:
