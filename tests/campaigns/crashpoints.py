@@ -280,6 +280,7 @@ def run(seed: int, only: str | None = None) -> Tally:
                 except Wrong as wrong:
                     tally.find(Finding(seed, str(point), _explain(history, point, wrong)))
                 finally:
+                    Shard.forget_all()
                     shutil.rmtree(place, ignore_errors=True)
                 kinds[point.damage] += 1
     finally:

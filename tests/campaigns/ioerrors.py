@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from model import QuickDisk, Record
+from model import QuickDisk, Record, Shard
 
 from topics.errors import ApiError, TopicsError
 
@@ -303,6 +303,7 @@ def run(seed: int, only: str | None = None) -> Tally:
         except Exception as error:
             tally.find(Finding(seed, str(case), f"{type(error).__name__}: {error}"))
         finally:
+            Shard.forget_all()
             shutil.rmtree(base, ignore_errors=True)
         tally.add("cases")
         tally.add("errors", injector.injected)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from . import crashpoints, decoders
+from . import bitflips, crashpoints, decoders, ioerrors, kills, walks
 from .campaign import Campaign
 
-CAMPAIGNS: dict[str, Campaign] = {module.CAMPAIGN.name: module.CAMPAIGN for module in (crashpoints, decoders)}
+CAMPAIGNS: dict[str, Campaign] = {
+    campaign.name: campaign
+    for campaign in (
+        crashpoints.CAMPAIGN,
+        ioerrors.CAMPAIGN,
+        kills.CAMPAIGN,
+        walks.CAMPAIGN,
+        decoders.CAMPAIGN,
+        bitflips.CAMPAIGN,
+    )
+}
 
 # Of the time of a run; what one leaves over is the next one's.
-SHARES: dict[str, int] = {"crashpoints": 20, "decoders": 3}
+SHARES: dict[str, int] = {"crashpoints": 20, "ioerrors": 3, "kills": 15, "walks": 40, "decoders": 4, "bitflips": 6}

@@ -440,6 +440,13 @@ class Shard:
             Shard._alive.remove(shard)
         Shard._alive.append(self)
 
+    @classmethod
+    def forget_all(cls) -> None:
+        """Let go of every shard, also of those that did not open; for whoever makes thousands."""
+        for shard in cls._alive:
+            shard.crash()
+        cls._alive.clear()
+
     def open(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
         self.disk.close_all()
         self.disk = disk or QuickDisk()
