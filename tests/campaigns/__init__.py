@@ -4,12 +4,13 @@ A campaign is a function from a seed to a Tally. campaign.py runs seeds in worke
 tests/exhaustive.py --campaign NAME is how to call one. Each finding carries the command that repeats it, and each
 campaign has a test in tests/unit/test_campaign_*.py that plants a fault and expects it to be found.
 
-    tape.py        the calls that a shard makes to its disk, recorded      crashpoints.py  every crash point, every damage
-    platter.py     what a disk may hold after them                         ioerrors.py     calls that fail
-    stepped.py     random histories of a shard stepped by hand             decoders.py     bytes that nobody wrote
-    ledger.py      what was done so far, in all runs                       bitflips.py     a bit of a folder changed
-    kills.py       processes of a real server killed under load            inputs.py       hostile input of clients
-    walks.py       random histories of a real server
+    crashpoints.py  every crash point of a shard with every damage      tape.py      calls of a shard to its disk
+    ioerrors.py     calls of the disk that fail                         platter.py   what a disk may hold after them
+    kills.py        processes of a real server killed under load        stepped.py   histories of a shard, by hand
+    walks.py        random histories of a real server                   shrinking.py a failing list made shorter
+    inputs.py       hostile input of clients                            ledger.py    what all runs did together
+    decoders.py     bytes of files and rings that nobody wrote          registry.py  all campaigns, and their time
+    bitflips.py     a bit of a folder changed                           driver.py    the command
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One bit of a data folder changed, at every byte of every file in turn: nothing is served that was not written.
 
-The folder has all kinds of files: logs, a snapshot, sealed and open segments with delete flags and their indexes, in the
-data folder and in a cold tier, the file of routers, the manifest. A seed changes one bit of each byte, so eight seeds in
-a row change every bit; then a shard starts on it and everything is read, as a client reads. What may be seen:
+The folder has all kinds of files: logs, a snapshot, sealed and open segments with delete flags and their indexes, in
+the data folder and in a cold tier, the file of routers, the manifest. A seed changes one bit of each byte, so eight
+seeds in a row change every bit; then a shard starts on it and everything is read, as a client reads. What may be seen:
 
     refused      the shard does not start, and names the file
     harmless     everything is as it was

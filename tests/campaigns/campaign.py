@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 
-
 EXAMPLES = 3  # of each kind of finding
 
 

@@ -192,9 +192,10 @@ def _same_moment(found: Sights, moments: list[Sights]) -> None:
             return
         except Wrong as wrong:
             problems.append(str(wrong))
-    raise Wrong("after a power cut there is no moment since the last promise that all topics agree on:\n    " + (
-        "\n    ".join(problems)
-    ))
+    raise Wrong(
+        "after a power cut there is no moment since the last promise that all topics agree on:\n    "
+        + ("\n    ".join(problems))
+    )
 
 
 def _told(sight: Sight | None) -> str:
@@ -253,7 +254,9 @@ def _check_again(life: Recovered) -> None:
     after = look(life.shard)
     for name in before.keys() | after.keys():
         if not _alike(after.get(name), before.get(name)):
-            raise Wrong(f"the second start sees {name} as {_told(after.get(name))}, the first {_told(before.get(name))}")
+            raise Wrong(
+                f"the second start sees {name} as {_told(after.get(name))}, the first {_told(before.get(name))}"
+            )
 
 
 # --- the campaign ------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import generate
 import msgspec
+from figures import DECODED
 from generate import SALT
 
 from topics.errors import CorruptData, FormatError, RingPoisoned
@@ -319,6 +319,7 @@ def run(seed: int, only: str | None = None, *, inputs: int = INPUTS, targets: Se
             tally.find(Finding(seed, str(number), f"{target.name}: {wrong}\n    input: {data.hex()[:4_000]}"))
         tally.counts[target.name] += 1
     tally.add("inputs", inputs if only is None else 1)
+    DECODED.add(tally.counts["inputs"])
     return tally
 
 

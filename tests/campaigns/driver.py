@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import ledger
 from .campaign import Campaign, Outcome, Say, run
+from .platter import POWER
 from .registry import CAMPAIGNS, SHARES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,7 +43,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=1.0, help="for all of them together; default 1")
     parser.add_argument("--goal", type=int, help="end when so much is done; default: what the ledger lacks")
     parser.add_argument("--seed", type=int, help="the first one; default: behind those of the ledger")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="worker processes; default: one a core")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="worker processes; default: one a core"
+    )
     parser.add_argument("--unit", type=int, help="run this seed alone, and say everything that was found")
     parser.add_argument("--only", help="with --unit: this case of it")
     parser.add_argument("--ledger", action="store_true", help="add what was done to docs/reliability-runs.json")
@@ -87,13 +91,35 @@ def run_all(
         if wanted <= 0:
             wanted = campaign.goal  # the ledger has it: once more, with other seeds
         first = seed if seed is not None else next_seed(known, campaign.name)
-        say(f"{campaign.name}: {wanted:,} {campaign.figure} wanted, {left * share / 60:.0f} minutes, seeds from {first}")
+        say(
+            f"{campaign.name}: {wanted:,} {campaign.figure} wanted, {left * share / 60:.0f} minutes, seeds from {first}"
+        )
         outcomes.append(
-            run(
-                campaign, goal=wanted, until=time.monotonic() + left * share, first_seed=first, jobs=jobs, say=say
-            )
+            run(campaign, goal=wanted, until=time.monotonic() + left * share, first_seed=first, jobs=jobs, say=say)
         )
     return outcomes
+
+
+# What a campaign counts, as a figure of tests/figures.py.
+FIGURES: dict[str, dict[str, str]] = {
+    "crashpoints": {"cases_killed": "crash_points", "cases_half": "crash_points", "histories": "histories"}
+    | dict.fromkeys([f"cases_{damage}" for damage in POWER], "power_cuts")
+    | {"cases": "recoveries", "checked": "checked"},
+    "ioerrors": {"errors": "disk_faults", "cases": "recoveries"},
+    "kills": {"kills": "kills", "records": "acknowledged", "checked": "checked"},
+    "walks": {"runs": "histories", "fault_pause": "stops", "checked": "checked"},
+    "inputs": {"inputs": "fuzzed"},
+    "decoders": {"inputs": "decoded"},
+    "bitflips": {"flips": "damages"},
+}
+
+
+def figures_of(outcomes: Sequence[Outcome]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for outcome in outcomes:
+        for count, figure in FIGURES[outcome.campaign.name].items():
+            found[figure] += outcome.tally.counts[count]
+    return found
 
 
 def next_seed(entries: Sequence[ledger.Entry], campaign: str) -> int:

@@ -55,7 +55,7 @@ class Case:
         call, error, how = text.split("/")
         assert error in get_args(Error), error
         assert how in get_args(How), how
-        return Case(int(call), error, how)
+        return Case(int(call), cast(Error, error), cast(How, how))
 
 
 class Injector:
@@ -310,7 +310,6 @@ def run(seed: int, only: str | None = None) -> Tally:
         tally.add(f"cases_{case.error}_{case.how}")
         tally.add("cases_without_an_error", injector.injected == 0)
     return tally
-
 
 
 CAMPAIGN = Campaign(

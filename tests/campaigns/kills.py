@@ -27,7 +27,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from crash_server import Client, NoAnswer, Server, eventually
 
@@ -137,7 +136,9 @@ def read(client: Client, topic: str, from_seq: int) -> list[tuple[int, bytes]]:
         body = answer.body
         if body["tombstone"] is not None:
             raise Wrong(f"{topic}: {body['tombstone']} though nothing may have gone")
-        records += [(each["$seq"], json.dumps(each["data"], separators=(",", ":")).encode()) for each in body["records"]]
+        records += [
+            (each["$seq"], json.dumps(each["data"], separators=(",", ":")).encode()) for each in body["records"]
+        ]
         from_seq = body["next_from_seq"]
         if body["caught_up"]:
             return records
@@ -470,4 +471,3 @@ CAMPAIGN = Campaign(
     run=run,
     meaning="SIGKILL to a process of a server that acknowledges at least 1,000 records a second, in batches",
 )
-

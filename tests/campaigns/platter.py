@@ -81,9 +81,7 @@ def _sectors(call: Call) -> list[Call]:
 
 
 def read_image(base: Path) -> Image:
-    return {
-        path.relative_to(base).as_posix(): None if path.is_dir() else path.read_bytes() for path in base.rglob("*")
-    }
+    return {path.relative_to(base).as_posix(): None if path.is_dir() else path.read_bytes() for path in base.rglob("*")}
 
 
 def write_image(image: Image, base: Path) -> None:

@@ -124,7 +124,8 @@ def config_of(topic: str, number: int = 0) -> TopicConfig:
 def records_of(step: Step, topic: str, at: int) -> list[Record]:
     if step.operation in ("long", "large"):
         return [
-            Record(b'"%b-%d-%d-%b"' % (topic.encode(), at, n, b"x" * 400), tag="long") for n in range(step.number % 4 + 1)
+            Record(b'"%b-%d-%d-%b"' % (topic.encode(), at, n, b"x" * 400), tag="long")
+            for n in range(step.number % 4 + 1)
         ]
     return [
         Record(b'"%b-%d-%d"' % (topic.encode(), at, n), tag=("x", "y", None)[n % 3], node="n" if n % 2 else None)
@@ -209,8 +210,8 @@ class Life:
                     except ApiError as error:
                         refused[name] = error
                 self.refused = set(refused)
-                for error in refused.values():
-                    raise error
+                for first in refused.values():
+                    raise first
             case "delete" if step.topic in shard.engine.topics:
                 shard.delete(step.topic, before_seq=max(1, shard.topic(step.topic).head_seq - step.number))
             case "delete_tag" if step.topic in shard.engine.topics:
@@ -306,4 +307,3 @@ def _assert_same(before: Sights, after: Sights, step: Step) -> None:
             assert now.head >= was.head, f"{step}: the head of {name} went back"
             continue
         assert was == now, f"{step} changed what is seen of {name}: {was} became {now}"
-

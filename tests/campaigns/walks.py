@@ -33,7 +33,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from crash_oracle import Fate, Oracle, TopicLedger
@@ -405,7 +404,9 @@ class Walk:
             case "restart":
                 world.restart(kill=False)
             case "reshard":
-                world.restart(kill=bool(dice.getrandbits(1)), shards=dice.choice([n for n in (1, 2, 3) if n != world.shards]))
+                world.restart(
+                    kill=bool(dice.getrandbits(1)), shards=dice.choice([n for n in (1, 2, 3) if n != world.shards])
+                )
             case _:
                 pass
 
@@ -422,7 +423,7 @@ class Walk:
     def _check(self, when: str) -> None:
         client = self.world.server.client()
         try:
-            for name, ledger in self.ledgers.items():
+            for ledger in self.ledgers.values():
                 if ledger.durability == "ephemeral":
                     continue  # what is left depends on who died when; its seqs were looked at all the time
                 try:
@@ -545,4 +546,3 @@ CAMPAIGN = Campaign(
     run=run,
     meaning="all operations and classes, routers in a chain and a ring, queues, kills, pauses, full disks, reshards",
 )
-

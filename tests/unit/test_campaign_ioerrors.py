@@ -43,7 +43,7 @@ def test_a_good_shard_passes() -> None:
 
 def test_a_short_write_that_is_taken_for_a_whole_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(self: Disk, fd: int, data: bytes, offset: int) -> None:
-        disk.os.pwrite(fd, data, offset)
+        vars(disk)["os"].pwrite(fd, data, offset)
 
     monkeypatch.setattr(Disk, "write", write)
     with apart():
