@@ -188,8 +188,8 @@ class Walk:
         self.calm = True  # nothing is away, and nothing was a moment ago
         self._errors: list[BaseException] = []
         self._generation: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
         self._tags: dict[str, list[str]] = {}
-        self._keys = 0
 
     def run(self) -> None:
         try:
@@ -275,8 +275,8 @@ class Walk:
                 padding = "x" * (4_000 if operation.what == "long" else number * 7)
                 key = None
                 if operation.what == "keyed":
-                    self._keys += 1
-                    key = f"{name}-{operation.at_ms}-{self._keys}"
+                    self._sent[name] += 1
+                    key = f"{name}-{self._sent[name]}"
                 if tag is not None:
                     self._tags.setdefault(name, []).append(tag)
                 batch = ledger.append(client, [(padding, tag, None)] * number, key)
@@ -300,18 +300,20 @@ class Walk:
             case "recreate":
                 self._recreate(client, name)
             case "write":
-                text = f"{name}-{operation.at_ms}-{number}"
+                self._sent[name] += 1
+                text = f"{name}-{self._sent[name]}"
                 body = {"records": [{"data": text}], "idempotency_key": text}
                 answer = self._insist(client, lambda: client.call("POST", f"/v0/topics/{name}", body))
                 if answer is not None and answer.ok:
                     self.written[name].append(text)
             case "produce":
-                self._keys += 1
-                key = f"job-{self._keys}"
+                self._sent[name] += 1
+                number = self._sent[name]
+                key = f"job-{number}"
                 body = {"records": [{"data": key}], "idempotency_key": key}
                 answer = self._insist(client, lambda: client.call("POST", f"/v0/topics/{QUEUE}", body))
                 if answer is not None and answer.ok:
-                    self.produced[self._keys] = answer.body["first_seq"]
+                    self.produced[number] = answer.body["first_seq"]
             case "claim":
                 self._claim(client)
 
