@@ -11,7 +11,8 @@ worker; a router with a destination.
                                 once, in order; each job was acked once, or is in the queue
     of the clients              who writes to another shard than the one that died gets no error; nobody waits for more
                                 than 20 s
-    measured                    from the signal until the process is ready, for one that died alone
+    measured                    from the signal until a client is served through the process again, for one that died
+                                alone and for the first time; of router and queue until it is ready
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ LIVES = 3
 BATCH = 40
 PATIENCE_S = 20.0
 BACK_WITHIN_S = 30.0
+AWAY_S = 5.0  # for a read after a process is back
 LEAST_RATE = 1_000  # acknowledged records a second
 _DATA = re.compile(rb'\{"b":(\d+),"i":(\d+),"p":"x*"\}')
 
@@ -129,8 +131,12 @@ class Topic:
 def read(client: Client, topic: str, from_seq: int) -> list[tuple[int, bytes]]:
     """(seq, data) of everything behind a seq."""
     records: list[tuple[int, bytes]] = []
+    deadline = time.monotonic() + AWAY_S
     while True:
         answer = client.diff(topic, from_seq, limit=1_000, max_bytes=1 << 22)
+        if answer.status == 503 and time.monotonic() < deadline:
+            time.sleep(0.01)  # its gateway has not heard yet that the shard is back, or somebody else has died
+            continue
         if not answer.ok:
             raise Wrong(f"{topic}: a read is answered with {answer.status} {answer.raw[:200]!r}")
         body = answer.body
@@ -373,12 +379,33 @@ class Story:
         self.tally.add("pairs", len(victims) - 1)
         for name, pid in pids.items():
             _wait_back(server, name, pid)
+            self._wait_served(server, name)
         took_ms = (time.monotonic() - began) * 1_000
         if len(victims) == 1 and server.restarts(victims[0]) == 1:
             self.tally.times_ms.append(took_ms)
         self._check_bystanders(load, victims, began)
         self._check(server, whole=False)
         load.raise_errors()
+
+    def _wait_served(self, server: Server, name: str) -> None:
+        """Until a client gets an answer through it; of the router and the queue, ready is all that can be seen."""
+        path = "/v0/health"
+        if name.startswith("shard"):
+            path = "/v0/topics/" + next(topic.name for topic in self.state.topics if topic.shard == name)
+        elif not name.startswith("gateway"):
+            return
+        client = server.client(timeout_s=PATIENCE_S)
+        deadline = time.monotonic() + BACK_WITHIN_S
+        while True:
+            try:
+                if client.call("GET", path).ok:
+                    break
+            except NoAnswer:
+                pass
+            if time.monotonic() > deadline:
+                raise Wrong(f"{name} is ready, and nobody is served through it")
+            time.sleep(0.002)
+        client.close()
 
     def _check_bystanders(self, load: Load, victims: list[str], began: float) -> None:
         if any(name.startswith("gateway") for name in victims):
