@@ -239,13 +239,12 @@ def _take_ring(data: bytes) -> None:
 
 
 def _mutate_ring_header(dice: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """One byte of each header or word that is changed: the check of a header is a sum without carry (XOR), so a change
+    of a field and the same change of the check would cancel out."""
     changed = bytearray(data)
-    for _ in range(1 if dice.random() < 0.7 else 2):
-        if dice.random() < 0.6:
-            at = dice.choice(_RING_HEADERS) + dice.randrange(layout.FRAME_HEADER.size)
-        else:
-            word = dice.choice((layout.WORD_TAIL, layout.WORD_TAIL, layout.WORD_MAGIC, layout.WORD_CAPACITY))
-            at = 8 * word + dice.randrange(8)
+    words = [8 * word for word in (layout.WORD_TAIL, layout.WORD_MAGIC, layout.WORD_CAPACITY)]
+    for start in dice.sample([*_RING_HEADERS, *words], 1 if dice.random() < 0.7 else 2):
+        at = start + dice.randrange(8 if start in words else layout.FRAME_HEADER.size)
         changed[at] = changed[at] ^ (1 << dice.randrange(8)) if dice.random() < 0.7 else dice.randrange(256)
     return bytes(changed)
 

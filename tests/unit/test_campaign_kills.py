@@ -13,6 +13,7 @@ from campaigns.kills import Story as KillStory
 
 class Answer:
     ok = True
+    status = 200
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
