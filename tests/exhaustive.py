@@ -10,7 +10,10 @@ test that runs may finish within a grace period, and is interrupted after that. 
 tests/figures.py.
 
 Exit code: 0 when everything passed; 1 when a test failed, something was lost, nothing was checked, or a whole round
-left a figure at zero, which says that the tests no longer do what the figure is about.
+left a figure at zero, which says that the tests no longer do what the figure is about; or a campaign found something.
+
+Before the rounds come the campaigns of tests/campaigns, with a part of the time: searches without pytest, each with a
+figure and a goal. `--campaign NAME` runs one of them alone; `--campaign NAME --help` has its options.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ FAMILIES: dict[str, Sequence[str]] = {
         "unit/test_columns.py",
         "unit/test_watches.py",
         "unit/test_tails.py",
+        "unit/test_campaign_*.py",
     ),
     "processes": (
         "actors/test_*.py",
@@ -85,6 +89,8 @@ LEFT_OUT = (
 )
 
 DEEP_FUZZ_CASES = 64_000
+CAMPAIGNS = ROOT / "tests" / "campaigns"
+CAMPAIGN_SHARE = 0.75  # of the time
 INTERRUPTED_S = 90.0  # for fixtures to end their servers
 STARTED = time.monotonic()
 
@@ -199,6 +205,7 @@ class Run:
     interrupted: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)  # steps of which no test ran
     rounds: int = 0  # whole ones
+    campaign_findings: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -315,6 +322,8 @@ class Run:
         wrong = []
         if self.failures:
             wrong.append(f"{len(self.failures)} failed")
+        if self.campaign_findings:
+            wrong.append(f"campaigns found {self.campaign_findings}")
         if self.told.figures["lost"]:
             wrong.append(f"{self.told.figures['lost']} records lost")
         if not self.told.figures["checked"]:
@@ -392,7 +401,24 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return asked
 
 
+def run_campaigns(asked: argparse.Namespace) -> list[tuple[str, dict[str, int], int]]:
+    """All of them, one after the other: what each did, its figures, and how much it found."""
+    from campaigns import driver
+    from campaigns.registry import CAMPAIGNS as every
+
+    outcomes = driver.run_all(
+        list(every.values()), hours=asked.hours * CAMPAIGN_SHARE, goal=None, seed=asked.seed, jobs=asked.jobs, say=say
+    )
+    driver.note(outcomes, jobs=asked.jobs)
+    return [(driver.summary(each), dict(driver.figures_of([each])), each.tally.found) for each in outcomes]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    if any(word.partition("=")[0] in ("--campaign", "--table") for word in given):
+        from campaigns import driver
+
+        return driver.main(given)
     asked = arguments(argv)
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1 << 31)
     families = files_of_families(ROOT / "tests")
@@ -402,7 +428,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.logs and asked.logs.exists() and any(asked.logs.iterdir()):
         sys.exit(f"{asked.logs} is not empty: name a folder for the output of this run alone")
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="topics-exhaustive-"))
-    run = Run(seed, time.time() + asked.hours * 3_600, asked.grace_minutes * 60, logs, not asked.family)
+    until = time.time() + asked.hours * 3_600
+    campaigns = run_campaigns(asked) if not asked.family and not asked.rounds and CAMPAIGNS.is_dir() else []
+    run = Run(seed, until, asked.grace_minutes * 60, logs, not asked.family)
     say(f"{asked.hours:g} hours, seed {seed}, {len(families)} families, {count} runs a round, {asked.jobs} at a time")
     todo = steps(families, seed)
     if asked.rounds:
@@ -415,6 +443,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for worker in workers:
         worker.join()
     print()
+    for text, figures_of_one, found in campaigns:
+        print(text)
+        run.campaign_findings += found
+        for name, count in figures_of_one.items():
+            run.told.figures[name] += count
     for failure in run.failures:
         print(f"FAILED {failure}")
     for interrupted in run.interrupted:

@@ -51,6 +51,7 @@ STOPS = Figure("stops", "SIGSTOP sent to a process of a real server: it hangs wi
 RECOVERIES = Figure("recoveries", "starts on the files of an earlier life, of real servers and of stepped shards")
 DAMAGES = Figure("damages", "a byte changed, a file cut, zeroed, removed or replaced")
 FUZZED = Figure("fuzzed inputs", "hostile connections and requests that were played against a real server")
+DECODED = Figure("decoded bytes", "mutated frames, blocks, snapshots and rings that were given to their decoders")
 HISTORIES = Figure("random histories", "walks of a state machine beside a naive model")
 ACKNOWLEDGED = Figure("records acknowledged", "to the clients of the crash tests")
 CHECKED = Figure("records checked", "an oracle looked for a record, a copy or a job that the server owed after a crash")
@@ -65,6 +66,7 @@ FIGURES: dict[str, Figure] = {
     "recoveries": RECOVERIES,
     "damages": DAMAGES,
     "fuzzed": FUZZED,
+    "decoded": DECODED,
     "histories": HISTORIES,
     "acknowledged": ACKNOWLEDGED,
     "checked": CHECKED,

@@ -413,6 +413,7 @@ class Shard:
         wall: Wall | None = None,
         disk: QuickDisk | None = None,
         cold: str | None = None,
+        boot: bytes = BOOT,
         **settings: Any,
     ) -> None:
         self._close_those_of_other_tests()
@@ -425,7 +426,7 @@ class Shard:
         self.entropy = count(1)
         self.correlations = count(1)
         self._lives = 0
-        self.open(disk)
+        self.open(disk, boot=boot)
 
     # --- life ---
 
@@ -438,6 +439,13 @@ class Shard:
             shard.crash()
             Shard._alive.remove(shard)
         Shard._alive.append(self)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """Let go of every shard, also of those that did not open; for whoever makes thousands."""
+        for shard in cls._alive:
+            shard.crash()
+        cls._alive.clear()
 
     def open(self, disk: QuickDisk | None = None, *, boot: bytes = BOOT) -> None:
         self.disk.close_all()

@@ -72,7 +72,7 @@ def _read_id(cold: str) -> str | None:
             return msgspec.json.decode(file.read(), type=ColdNote).id
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise StartRefused(f"can't read {path}: {exc}. Make it readable, or restore it from a backup") from None
 
 

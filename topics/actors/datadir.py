@@ -32,6 +32,7 @@ from topics.storage.manifest import (
     Manifest,
     decode_manifest,
     encode_manifest,
+    is_checked,
     unfinished_restore,
 )
 from topics.storage.routers import encode_rules, routers_path
@@ -171,6 +172,8 @@ class DataDir:
             _begin_rules(self.path)
             manifest = msgspec.structs.replace(manifest, routers=True)
             write_manifest(self.path, manifest)
+        elif not _is_checked(self.path):
+            write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
             return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold, cold_id=manifest.cold_id)
         return LayoutPlan(
@@ -206,6 +209,11 @@ def read_manifest(data_dir: str, *, format_version: int = FORMAT_VERSION) -> Man
         return decode_manifest(text, path=path, format_version=format_version)
     except (CorruptData, FormatError) as exc:
         raise StartRefused(str(exc)) from None
+
+
+def _is_checked(data_dir: str) -> bool:
+    with open(os.path.join(data_dir, MANIFEST_NAME), "rb") as file:
+        return is_checked(file.read())
 
 
 def write_manifest(data_dir: str, manifest: Manifest) -> None:
@@ -303,7 +311,7 @@ def _read_info(fd: int) -> LockInfo | None:
     line = os.pread(fd, 4096, 0).partition(b"\n")[0]
     try:
         return msgspec.json.decode(line, type=LockInfo)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -358,7 +358,7 @@ def _read_note(path: str) -> Snapshot | None:
     try:
         with open(os.path.join(path, SNAPSHOT_NOTE), "rb") as file:
             return msgspec.json.decode(file.read(), type=Snapshot)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

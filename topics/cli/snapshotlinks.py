@@ -140,7 +140,7 @@ def _read_marker(folder: int) -> str | None:
         return None
     try:
         return msgspec.json.decode(os.read(fd, _MARKER_BYTES), type=_Marker).id
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     finally:
         os.close(fd)

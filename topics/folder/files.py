@@ -74,7 +74,7 @@ def reading(path: str) -> Iterator[None]:
         raise TopicsError(f"can't read {path}: run this as a user of the server's group") from None
     except OSError as exc:
         raise TopicsError(f"can't read {path}: {exc.strerror or exc}") from None
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptData(f"{path}: its checksum holds, but nobody can read it ({exc}). Upgrade topics") from None
 
 
@@ -89,7 +89,7 @@ def _away(root: str, id: str | None) -> str | None:
             found = msgspec.json.decode(source.read(), type=ColdNote).id
     except FileNotFoundError:
         return f"it has no {COLD_NOTE}"
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         return f"{COLD_NOTE}: {exc}"
     return None if found == id else "it is that of another data folder"
 

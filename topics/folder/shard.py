@@ -182,7 +182,7 @@ class Shard:
                     topic.append(_batch(placed))
             else:
                 self._control(topic, frame)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise CorruptData(
                 f"{placed.wal.file}: nobody can read the frame at offset {placed.offset} ({exc}). Upgrade topics"
             ) from None

@@ -37,7 +37,7 @@ def _decoding(decoder: msgspec.json.Decoder[_T]) -> Callable[[Buffer], _T]:
     def decode(column: Buffer) -> _T:
         try:
             return decoder.decode(column)
-        except (msgspec.DecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise CorruptData(f"a column of a batch can't be read: {exc}") from None
 
     return decode
@@ -194,7 +194,10 @@ class Columns:
         """What each record counts for in the topic's `bytes`."""
         sizes = [len(value) + RECORD_OVERHEAD for value in self.data()]
         if self._metas:
-            sizes = [size + len(meta or b"") for size, meta in zip(sizes, self.metas(), strict=True)]
+            metas = self.metas()
+            if len(metas) != self.count:
+                raise CorruptData(f"batch of {self.count} records holds {len(metas)} metas")
+            sizes = [size + len(meta or b"") for size, meta in zip(sizes, metas, strict=True)]
         return sizes
 
     @property

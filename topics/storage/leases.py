@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder(LeaseEvent).decode
 def decode_event(data: bytes) -> LeaseEvent:
     try:
         return _decode(data)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptData(f"an event of a leases log can't be read: {exc}") from None
 
 

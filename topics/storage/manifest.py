@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from topics.errors import CorruptData, FormatError
 from topics.storage.format import FORMAT_VERSION
@@ -11,6 +12,7 @@ MANIFEST_NAME = "topics.json"
 COLD_NOTE = "cold.json"  # in the cold tier: whose it is
 SNAPSHOT_NOTE = "snapshot.json"  # beside it in a stable view, whose segments are links to the real ones
 RESTORE_NOTE = "restore.json"  # in a folder into which a backup is being restored; the manifest comes last
+_CHECK = b',"check":"'  # the last field: the checksum of all bytes before it, in hex
 
 
 class ColdNote(msgspec.Struct, frozen=True):
@@ -33,13 +35,14 @@ def decode_manifest(text: bytes, *, path: str, format_version: int = FORMAT_VERS
         manifest = msgspec.json.decode(text, type=Manifest)
         if manifest.format < 1 or manifest.layout < 1 or manifest.shards < 1:
             raise msgspec.ValidationError("numbers from 1 on expected")
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptData(f"{path} is damaged ({exc}): restore it from a backup") from None
     if manifest.format > format_version:
         raise FormatError(
             f"{path}: written in format {manifest.format}, this program reads up to {format_version}: "
             "use the newer program that wrote it"
         )
+    _check(text, path=path)
     return manifest
 
 
@@ -52,4 +55,17 @@ def unfinished_restore(path: str) -> str:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.encode(manifest) + b"\n"
+    text = msgspec.json.encode(manifest)[:-1]
+    return text + _CHECK + b"%016x" % xxh3_64_intdigest(text) + b'"}\n'
+
+
+def is_checked(text: bytes) -> bool:
+    """Whether it has a checksum; those of earlier programs have none."""
+    return _CHECK in text
+
+
+def _check(text: bytes, *, path: str) -> None:
+    """Over the bytes as they stand: a newer program may have written fields that are none of ours."""
+    covered, found, rest = text.partition(_CHECK)
+    if found and rest.rstrip() != b'%016x"}' % xxh3_64_intdigest(covered):
+        raise CorruptData(f"{path} is damaged (its checksum fails): restore it from a backup")

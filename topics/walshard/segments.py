@@ -169,8 +169,7 @@ class Segment:
         path = self.index_path
         fd = self._files.fd(path)
         disk = self._files.disk
-        need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=path)
-        return decode_index(disk.read(fd, need, 0), path=path)
+        return _read_index(disk, fd, path=path)
 
     def seqs_with_tag(self, tag: str, *, prefix: bool) -> list[int]:
         """From the tag pages of a sealed segment; the records may be dead."""
@@ -321,8 +320,7 @@ class Segment:
         try:
             fd = disk.open(self.index_path)
             try:
-                need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=self.index_path)
-                blocks = decode_index(disk.read(fd, need, 0), path=self.index_path).blocks
+                blocks = _read_index(disk, fd, path=self.index_path).blocks
             finally:
                 disk.close(fd)
             return [(entry.flags_offset, disk.read(hot, entry.count, entry.flags_offset)) for entry in blocks]
@@ -333,6 +331,12 @@ class Segment:
         """It was synced when it was made; that it is this one, and whole, is looked at again."""
         if read_header(path, self._files.disk) != self.header or os.stat(path).st_size < self.data_bytes:
             raise CorruptData(f"{path}: another segment, or a part of one")
+
+
+def _read_index(disk: Disk, fd: int, *, path: str) -> SegmentIndex:
+    """Its lengths are believed only as far as the file goes: damaged ones may ask for more memory than there is."""
+    need = index_head_bytes(disk.read(fd, FILE_HEADER_BYTES, 0), path=path)
+    return decode_index(disk.read(fd, min(need, os.fstat(fd).st_size), 0), path=path)
 
 
 def read_header(path: str, disk: Disk) -> SegmentHeader:

@@ -76,7 +76,7 @@ class ColdTier:
             raise self._gone(f"it has no {COLD_NOTE}") from None
         except OSError as error:
             raise self._gone(f"{COLD_NOTE}: {error.strerror}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._gone(f"{COLD_NOTE} is damaged: {error}") from None
         if found != self._id:
             raise self._gone("it is the cold tier of another data folder")

@@ -1,0 +1,114 @@
+"""What all runs of the campaigns did together: docs/reliability-runs.json, and the table of docs/RELIABILITY.md.
+
+A run adds one entry per campaign: when, on how many cores, which seeds, what was counted, what was found. Figures of
+runs add up as long as their seeds differ; an entry with the campaign and the first seed of another replaces it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from .campaign import Campaign, Outcome
+
+PATH = Path(__file__).resolve().parent.parent.parent / "docs" / "reliability-runs.json"
+BEGIN = "<!-- campaigns: written by tests/exhaustive.py --table -->"
+END = "<!-- end of campaigns -->"
+
+
+class Entry(msgspec.Struct, omit_defaults=True):
+    campaign: str
+    date: str
+    version: str  # of the tree that was tested
+    cores: int
+    first_seed: int
+    units: int  # seeds
+    took_s: int
+    counts: dict[str, int]
+    findings: dict[str, int] = {}  # by kind
+    median_ms: float = 0.0  # of what the campaign measures
+    p99_ms: float = 0.0
+
+
+def entry_of(outcome: Outcome, *, version: str, cores: int) -> Entry:
+    times = sorted(outcome.tally.times_ms)
+    return Entry(
+        campaign=outcome.campaign.name,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        version=version,
+        cores=cores,
+        first_seed=outcome.first_seed,
+        units=outcome.units,
+        took_s=round(outcome.took_s),
+        counts=dict(sorted(outcome.tally.counts.items())),
+        findings=dict(outcome.tally.kinds),
+        median_ms=round(statistics.median(times), 1) if times else 0.0,
+        p99_ms=round(times[int(len(times) * 0.99)], 1) if times else 0.0,
+    )
+
+
+def read(path: Path = PATH) -> list[Entry]:
+    return msgspec.json.decode(path.read_bytes(), type=list[Entry]) if path.exists() else []
+
+
+def add(fresh: Sequence[Entry], path: Path = PATH) -> list[Entry]:
+    replaced = {(entry.campaign, entry.first_seed) for entry in fresh}
+    entries = [entry for entry in read(path) if (entry.campaign, entry.first_seed) not in replaced]
+    entries = sorted([*entries, *fresh], key=lambda entry: (entry.campaign, entry.date, entry.first_seed))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
+    return entries
+
+
+class Sum(msgspec.Struct):
+    """Of one campaign, over its entries."""
+
+    counts: Counter[str]
+    findings: int
+    took_s: int
+    runs: int
+    worst_median_ms: float
+    worst_p99_ms: float
+
+
+def sum_up(entries: Sequence[Entry], campaign: str) -> Sum:
+    mine = [entry for entry in entries if entry.campaign == campaign]
+    counts: Counter[str] = Counter()
+    for entry in mine:
+        counts.update(entry.counts)
+    return Sum(
+        counts,
+        sum(sum(entry.findings.values()) for entry in mine),
+        sum(entry.took_s for entry in mine),
+        len(mine),
+        max((entry.median_ms for entry in mine), default=0.0),
+        max((entry.p99_ms for entry in mine), default=0.0),
+    )
+
+
+def table(campaigns: Sequence[Campaign], entries: Sequence[Entry]) -> str:
+    rows = ["| campaign | goal | done | found | minutes | what was counted |", "|---|---|---|---|---|---|"]
+    for campaign in campaigns:
+        total = sum_up(entries, campaign.name)
+        details = {name: count for name, count in sorted(total.counts.items()) if name != campaign.figure}
+        shown = ", ".join(f"{name} {count:,}" for name, count in details.items())
+        if total.worst_p99_ms:
+            shown += f"; back after {total.worst_median_ms:,.0f} ms (median), {total.worst_p99_ms:,.0f} ms (p99)"
+        rows.append(
+            f"| `{campaign.name}`: {campaign.title} | {campaign.goal:,} | {total.counts[campaign.figure]:,} "
+            f"| {total.findings:,} | {total.took_s / 60:,.0f} | {shown or 'nothing yet'} |"
+        )
+    return "\n".join(rows)
+
+
+def put_into(text: str, made: str) -> str:
+    """The document with its table made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"no place for the table: {BEGIN} and {END} expected")
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"

@@ -1,0 +1,107 @@
+"""How campaigns are run: seeds, goals, deadlines, findings; the ledger of what was done, and its table."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import figures
+import pytest
+from campaigns import campaign, driver, ledger
+from campaigns.campaign import Campaign, Finding, Outcome, Tally
+from campaigns.registry import CAMPAIGNS, SHARES
+
+
+def count(seed: int, only: str | None = None) -> Tally:
+    """A campaign that finds something in each tenth seed."""
+    tally = Tally()
+    tally.add("things", 10)
+    tally.times_ms.append(float(seed))
+    if seed % 10 == 0:
+        tally.find(Finding(seed, "7", f"seed {seed} of /tmp/x/{seed} is wrong"))
+    if seed == 13:
+        raise ValueError("unlucky")
+    return tally
+
+
+COUNTING = Campaign("counting", "things that are counted", 1_000, "things", count, "things")
+
+
+def run(goal: int, *, seconds: float = 60.0, first_seed: int = 1) -> Outcome:
+    said: list[str] = []
+    outcome = campaign.run(
+        COUNTING, goal=goal, until=time.monotonic() + seconds, first_seed=first_seed, jobs=2, say=said.append
+    )
+    assert said, "long work says how it goes"
+    return outcome
+
+
+def test_seeds_are_taken_until_the_goal_and_findings_stop_nothing() -> None:
+    outcome = run(250)
+    assert 250 <= outcome.count <= 270
+    assert outcome.units * 10 - outcome.count <= 10, "the unlucky one has counted nothing"
+    assert sorted(finding.seed for finding in outcome.tally.findings) == [10, 13, 20]
+    assert any("unlucky" in finding.what for finding in outcome.tally.findings)
+    assert outcome.tally.found == 3
+    repeat = next(finding for finding in outcome.tally.findings if finding.seed == 10).repeat("counting")
+    assert repeat == ".venv/bin/python tests/exhaustive.py --campaign counting --unit 10 --only 7"
+
+
+def test_the_time_is_up() -> None:
+    assert run(250, seconds=0.0).units == 0
+
+
+def test_findings_of_one_kind_are_shown_some_times_and_counted_always() -> None:
+    tally = Tally()
+    for number in range(10):
+        tally.find(Finding(number, "", f"seq {number} of /tmp/folder-{number}/x is gone"))
+    other = Tally()
+    other.find(Finding(99, "", "seq 99 of /tmp/folder-99/x is gone"))
+    other.find(Finding(99, "", "something else"))
+    tally.take(other)
+    assert len(tally.findings) == campaign.EXAMPLES + 1
+    assert sorted(tally.kinds.values()) == [1, 11]
+    assert tally.found == 12
+
+
+def test_figures_of_runs_add_up_and_a_run_that_is_repeated_replaces_itself(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    entry = ledger.entry_of(run(100), version="v", cores=2)
+    ledger.add([entry], path)
+    ledger.add([entry], path)
+    later = ledger.entry_of(run(50, first_seed=100), version="v", cores=2)
+    entries = ledger.add([later], path)
+    assert entries == ledger.read(path)
+    assert len(entries) == 2
+    total = ledger.sum_up(entries, "counting")
+    assert total.counts["things"] == entry.counts["things"] + later.counts["things"]
+    assert total.worst_p99_ms >= 100
+    assert driver.next_seed(entries, "counting") == later.first_seed + later.units
+    [row] = ledger.table([COUNTING], entries).splitlines()[2:]
+    assert f"| {total.counts['things']:,} | {total.findings} |" in row
+
+
+def test_the_table_of_the_document_is_made_of_the_ledger() -> None:
+    text = (driver.ROOT / "docs" / "RELIABILITY.md").read_text()
+    assert ledger.put_into(text, ledger.table(list(CAMPAIGNS.values()), ledger.read())) == text, (
+        "run tests/exhaustive.py --table"
+    )
+    with pytest.raises(ValueError, match="no place"):
+        ledger.put_into("no marks", "table")
+
+
+def test_every_campaign_has_its_time_its_figures_and_its_test() -> None:
+    assert set(SHARES) == set(CAMPAIGNS) == set(driver.FIGURES)
+    for name, each in CAMPAIGNS.items():
+        assert set(driver.FIGURES[name].values()) <= set(figures.FIGURES)
+        assert each.name == name
+        assert (Path(__file__).parent / f"test_campaign_{name}.py").exists()
+
+
+def test_a_campaign_must_be_named() -> None:
+    for wrong in ([], ["--campaign", "nothing"], ["--campaign", "kills", "--campaign", "walks", "--unit", "1"]):
+        with pytest.raises(SystemExit):
+            driver.arguments(wrong)
+    with pytest.raises(SystemExit) as ended:
+        driver.arguments(["--campaign", "kills", "--help"])
+    assert ended.value.code == 0
