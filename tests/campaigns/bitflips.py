@@ -26,7 +26,7 @@ from typing import Literal
 from folderplay import write_manifest
 from model import Record, Shard, Stored
 
-from topics.errors import ApiError, CorruptData, FormatError, TopicsError
+from topics.errors import ApiError, CorruptData, FormatError, TopicsError, Unreachable
 from topics.storage.config import TopicConfig
 from topics.storage.manifest import MANIFEST_NAME, decode_manifest
 from topics.storage.routers import Rule, decode_rules, encode_rules
@@ -122,7 +122,7 @@ def judge(whole: Whole, folder: Path, file: str) -> tuple[Verdict, str]:
         return _judge_decoded(whole, folder, file)
     try:
         shard = open_shard(folder)
-    except (CorruptData, FormatError, OSError) as error:
+    except (CorruptData, FormatError, Unreachable, OSError) as error:
         return ("refused", "") if str(error) else ("wrongly", "it is refused without a reason")
     except Exception as error:  # whatever it is, it is none that is documented
         return "wrongly", f"it does not start: {type(error).__name__}: {error}"
