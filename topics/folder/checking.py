@@ -18,11 +18,19 @@ import msgspec
 from topics.errors import TopicsError
 from topics.folder.files import ColdTierAway, Files
 from topics.folder.inventory import Entry
+from topics.folder.log import find_data
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType, aligned, frame_bytes
-from topics.storage.frames import Frame, decode_frame, decode_wal_header, find_frame_after, frames_after
+from topics.storage.frames import (
+    Frame,
+    decode_frame,
+    decode_wal_header,
+    find_frame_after,
+    frames_after,
+    header_is_whole,
+)
 from topics.storage.paths import index_path
 from topics.storage.recovery import Later, TailVerdict, judge_tail, sum_up
 from topics.storage.segment import (
@@ -282,7 +290,7 @@ class _Segment:
 
 def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
     head = os.pread(fd, FILE_HEADER_BYTES, 0)
-    if len(head) < FILE_HEADER_BYTES or not any(head):
+    if not header_is_whole(head) and (not any(head) or not find_data(fd, FILE_HEADER_BYTES)):
         return  # made when a crash came, or right now
     header = decode_wal_header(head, path=entry.file)
     if header.shard != entry.shard:

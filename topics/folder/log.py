@@ -27,7 +27,7 @@ import msgspec
 from topics.errors import CorruptData
 from topics.folder.files import Files, Superseded, reading
 from topics.storage.format import CHECKSUM, FILE_HEADER_BYTES, FRAME_HEADER, frame_bytes
-from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, frames_after
+from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, frames_after, header_is_whole
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.storage.recovery import TailVerdict, judge_tail, sum_up
 
@@ -112,8 +112,8 @@ class Log:
         with reading(name), open(path, "rb", buffering=0) as source:
             fd = source.fileno()
             head = os.pread(fd, FILE_HEADER_BYTES, 0)
-            if not any(head):
-                if last and _number(name) > self._file_no and not _find_data(fd, 0):
+            if not header_is_whole(head):
+                if last and _number(name) > self._file_no and not find_data(fd, FILE_HEADER_BYTES):
                     return None
                 head = os.pread(fd, FILE_HEADER_BYTES, 0)  # it may have come just now
             if not any(head):
@@ -137,7 +137,7 @@ class Log:
             looks = _LOOKS
             while True:
                 yield from self._frames(wal, fd)
-                if self._cut or not _find_data(fd, wal.end):
+                if self._cut or not find_data(fd, wal.end):
                     return
                 looks -= 1
                 if self._judge(wal, fd, sure=looks <= 0):
@@ -230,7 +230,7 @@ def _number(name: str) -> int:
     return 0 if parsed is None else parsed[1]
 
 
-def _find_data(fd: int, start: int) -> bool:
+def find_data(fd: int, start: int) -> bool:
     """Whether there is anything but zeros from here on. Files are reserved in full: most of it was never written, and
     the file system knows that."""
     at = start

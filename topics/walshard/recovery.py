@@ -37,7 +37,7 @@ from topics.storage.columns import Columns
 from topics.storage.config import owner_of_id
 from topics.storage.control import CopiesLine, DeleteFrame, HeadFrame, TopicFrame, decode_copies
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
-from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, frames_after, scan
+from topics.storage.frames import WHOLE, Frame, WalHeader, decode_wal_header, frames_after, header_is_whole, scan
 from topics.storage.leases import is_log_name
 from topics.storage.paths import (
     parse_numbered,
@@ -301,14 +301,15 @@ class Recovery:
         return last_lsn, same_boot
 
     def _wal_header(self, folder: _Folder, at: int, data: mmap.mmap | bytes) -> WalHeader | None:
-        """None: the crash came before the file had a header, so it never held a frame."""
+        """None: the crash came before the file had a whole header, so it never held a frame."""
         path = folder.wals[at][1]
+        last = at + 1 == len(folder.wals)
+        if last and not header_is_whole(data[:FILE_HEADER_BYTES]) and not _nonzero(data, FILE_HEADER_BYTES):
+            return None  # a header is synced before the first frame is written
         if len(data) >= FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
             header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
             return msgspec.structs.replace(header, boot_id=self._boot) if header.boot_id == WHOLE else header
-        if at + 1 < len(folder.wals) or _nonzero(data, 0):
-            raise CorruptData(f"{path}: this WAL file has lost its header; restore it from a backup")
-        return None
+        raise CorruptData(f"{path}: this WAL file has lost its header; restore it from a backup")
 
     def _gap(self, path: str, header: WalHeader, behind: Iterator[Frame], *, last_lsn: int, covered: int) -> bool:
         """Frames are missing before the next one: a power cut took an unsynced tail, or it is damage."""
