@@ -895,6 +895,24 @@ def test_a_mirror_does_not_wait_for_itself(shard: PipeShard) -> None:
     assert (shard.seqs("s"), shard.seqs("d")) == before
 
 
+def test_a_cursor_within_copies_that_have_no_bytes_yet_waits(shard: PipeShard) -> None:
+    """A router behind the destination had read a part of a batch when the shard died, and copied none of it."""
+    shard.put("e", TopicConfig())
+    shard.append("s", [*numbers(1, 2), *numbers(3, 2, tag="x")])
+    Forwarder(shard, "s", "d").pump()
+    rules = [rule(shard, "d", "e", filter=["tag", "Eq", "x"])]
+    assert Forwarder(shard, "d", "e", rules).step(limit=2)
+    shard.checkpoint()
+    shard.restart()
+    assert shard.open_pipe("d", "e").at == 2
+    again = Forwarder(shard, "d", "e", rules)
+    for _ in range(3):
+        assert not again.step(), "it has to wait"
+    Forwarder(shard, "s", "d").pump()
+    again.pump()
+    assert shard.data("e") == [b"3", b"4"]
+
+
 # --- the whole life of a pair, at random -------------------------------------------------------------
 
 STEP = st.one_of(

@@ -373,6 +373,8 @@ def read_raw(
             continue
         if taken and (taken + row.count > request.limit or size + row.size > request.max_bytes):
             break
+        if before is not None and row.first >= before:
+            break  # the cursor may stand within it
         if row.first >= stop:
             at = stop - 1
             break
