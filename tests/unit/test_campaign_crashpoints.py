@@ -105,6 +105,23 @@ def test_a_header_that_never_got_to_the_disk_whole_is_no_damage(tmp_path: Path, 
     assert len(shard.everything("t")) == 1
 
 
+def test_nor_behind_a_frame_that_went_with_the_power(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, wal_file_bytes=8_192)
+    shard.append("t", [Record(b"1")])
+    shard.sync()
+    current = shard.engine.wal.current
+    end = current.end
+    shard.append("t", [Record(b"2")])
+    shard.crash()
+    with open(current.path, "r+b") as torn:
+        torn.seek(end)
+        torn.write(b"rubbish")
+    fresh = Path(current.path.replace("0001.wal", "0002.wal"))
+    fresh.write_bytes(b"TOPICWAL".ljust(8_192, b"\0"))
+    shard.open(boot=bytes(16))
+    assert [stored.record.data for stored in shard.everything("t")] == [b"1"]
+
+
 # --- the platter ---
 
 

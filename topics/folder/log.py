@@ -203,7 +203,7 @@ class Log:
             if _number(name) > wal.number:
                 with reading(name), open(path, "rb") as source:
                     data = source.read()
-                if any(data[:FILE_HEADER_BYTES]):
+                if header_is_whole(data[:FILE_HEADER_BYTES]) or any(data[FILE_HEADER_BYTES:]):
                     salt = decode_wal_header(data[:FILE_HEADER_BYTES], path=name).salt
                     yield from frames_after(data, salt=salt, start=FILE_HEADER_BYTES)
 

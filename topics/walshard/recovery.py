@@ -609,6 +609,6 @@ def _behind(data: mmap.mmap | bytes, salt: int, start: int, newer: list[tuple[in
     for _, path in newer:
         with open(path, "rb") as source:
             rest = source.read()
-        if len(rest) >= FILE_HEADER_BYTES and any(rest[:FILE_HEADER_BYTES]):
+        if header_is_whole(rest[:FILE_HEADER_BYTES]) or any(rest[FILE_HEADER_BYTES:]):
             header = decode_wal_header(rest[:FILE_HEADER_BYTES], path=path)
             yield from frames_after(rest, salt=header.salt, start=FILE_HEADER_BYTES)
