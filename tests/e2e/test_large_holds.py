@@ -9,7 +9,6 @@ shortest longest wait is judged: a measuring process that is not woken sees too 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import pytest
 from topics.storage.config import owner_of_name
 
 from .client import Client
+from .clocks import loop_ms
 from .heavy import RECORDS
 from .server import Server
 
@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full]
 ROUNDS = 4
 MOST_MS = 60  # 50, and the tick in which processor time is counted
 DEADLINE_S = 60
-_TICK_MS = 1_000 / os.sysconf("SC_CLK_TCK")
 
 _HTTP = [("http", probe, shard) for probe in ("health", "diff", "append") for shard in (0, 1)]
 # What is different is behind the gateway's door alone.
@@ -48,12 +47,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def name_on(shard: int, prefix: str) -> str:
     return next(name for name in (f"{prefix}-{n}" for n in range(100)) if owner_of_name(name, 2) == shard)
-
-
-def loop_ms(pid: int) -> float:
-    """Processor time of a process's main thread, in ticks."""
-    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_MS
 
 
 def _hear(source: IO[str], said: list[str]) -> None:
@@ -96,9 +89,9 @@ def test_others_wait_for_50_ms_at_most(own: Server, way: str, probe: str, shard:
                     sender.stdin.flush()
                     waits = []
                     while heard.is_alive():
-                        before = [loop_ms(pid) for pid in pids]
+                        before_ms = loop_ms(*pids)
                         assert PROBES[probe](client, small) in (200, 201), "refused because of somebody else's append"
-                        waits.append(sum(loop_ms(pid) for pid in pids) - sum(before))
+                        waits.append(loop_ms(*pids) - before_ms)
                     heard.join(DEADLINE_S)
                     assert said[0].strip() == "done"
                     worst.append(max(waits))
