@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,10 +35,10 @@ Script = Callable[[Spawner], Awaitable[None]]
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[Script], None]]:
-    def drive(script: Script) -> None:
+def run() -> Iterator[Callable[..., None]]:
+    def drive(script: Script, modules: Sequence[str] = (), *, dumpable: bool = False) -> None:
         async def main() -> None:
-            spawner = Spawner()
+            spawner = Spawner(modules, dumpable=dumpable)
             try:
                 with trio.fail_after(60):
                     await script(spawner)
@@ -69,6 +69,25 @@ def test_a_child_is_ours_and_no_child_of_the_fork_server(run: Callable[[Script],
         assert not Path(f"/proc/{process.pid}").exists()
 
     run(script)
+
+
+@pytest.mark.parametrize("dumpable", [False, True])
+@pytest.mark.parametrize("other", [False, True], ids=["the first", "another"])
+def test_what_others_may_see_of_a_fork_server(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dumpable: bool, other: bool
+) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("TOPICS_TEST_WITNESS", str(seen))
+
+    async def script(spawner: Spawner) -> None:
+        one = spawner.another() if other else spawner
+        try:
+            await end(await one.spawn())
+        finally:
+            one.close()
+        assert seen.read_text() == f"forkserver {int(dumpable)}\n"
+
+    run(script, ["roles.witness"], dumpable=dumpable)
 
 
 def test_one_fork_server_serves_all(run: Callable[[Script], None]) -> None:

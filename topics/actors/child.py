@@ -69,7 +69,7 @@ def main(control_fd: int) -> None:
         os._exit(EXIT_ORPHANED)
     name_process(boot.name)
     if not boot.settings.dumpable:
-        _hide_memory()
+        show_memory(False)
     channel.sock.setblocking(False)
     try:
         context = Context(boot, fds, channel)
@@ -171,9 +171,10 @@ def adopt_orphans(adopt: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(adopt))
 
 
-def _hide_memory() -> None:
-    """No core dumps, and no look into our memory or descriptors by others of the same user. The death signal stays."""
-    _prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0))
+def show_memory(show: bool) -> None:
+    """Whether others of the same user may look into our memory and descriptors, and there are core dumps. What we fork
+    has the same. The death signal stays."""
+    _prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(show))
 
 
 def name_process(name: str) -> None:

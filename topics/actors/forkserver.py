@@ -1,4 +1,6 @@
-"""The process that children are forked from: `python -m topics.actors.forkserver <fd> <supervisor's pid> <module>...`
+"""The process that children are forked from.
+
+`python -m topics.actors.forkserver <fd> <supervisor's pid> <1 if dumpable, else 0> <module>...`
 
 It has imported trio and the roles. A fresh interpreter spends 0.2 to 0.4 s of processor time on that; a fork needs
 milliseconds, so a process that died is back sooner, and children share the memory of what they have imported.
@@ -9,7 +11,9 @@ milliseconds, so a process that died is back sooner, and children share the memo
 Rules: one thread, no event loop, no data and no secrets, so a fork copies imported code and nothing else. A child is
 forked twice: its parent ends at once, and the kernel gives the child to the supervisor, which is a subreaper. So the
 supervisor is every child's parent: it reaps the child, and its death ends the child. A role that can't be imported here
-is left to the child, which says why.
+is left to the child, which says why. Who could change this process would change every child that comes from it: it is
+not dumpable, so others of the same user can't. A child is, until it has read its settings: the supervisor looks at it
+while it is just born (vitals.py).
 
 Crash: children go on; the supervisor starts another fork server when it next needs a child. The supervisor's death ends
 this process (the kernel kills it, and end-of-file ends it too).
@@ -37,9 +41,11 @@ def main() -> None:
     if os.getppid() != int(sys.argv[2]):
         os._exit(EXIT_ORPHANED)
     child.name_process("forkserver")
+    if sys.argv[3] == "0":
+        child.show_memory(False)
     orders = socket.socket(fileno=int(sys.argv[1]))
     orders.set_inheritable(False)
-    for module in sys.argv[3:]:
+    for module in sys.argv[4:]:
         try:
             importlib.import_module(module)
         except Exception:
@@ -83,6 +89,7 @@ def _fork_twice() -> int:
     if middle == 0:
         pid = 0
         try:
+            child.show_memory(True)  # before it is known to the supervisor
             pid = os.fork()
         except OSError:
             os._exit(1)

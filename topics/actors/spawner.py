@@ -38,8 +38,9 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(512 * 1024), "MALLOC_TRIM_THRESHOLD_
 class Spawner:
     _out: ClassVar[int] = 0  # requests of all spawners: their children are ours before we know of them
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
+    def __init__(self, modules: Sequence[str] = (), *, dumpable: bool = False) -> None:
         self._modules = tuple(modules)  # of roles: imported before the first fork
+        self._dumpable = dumpable  # the fork server; children are told by their settings
         self._server: _ForkServer | None = None
         self._turn = trio.Lock()
         self._closed = False
@@ -47,7 +48,7 @@ class Spawner:
 
     def another(self) -> Spawner:
         """One that imports what is installed now."""
-        return Spawner(self._modules)
+        return Spawner(self._modules, dumpable=self._dumpable)
 
     async def spawn(self) -> ChildProcess:
         """A process that waits for its Boot; OSError if there can't be one."""
@@ -62,7 +63,7 @@ class Spawner:
                     if self._server is not None and self._server.ended:
                         self._end_server()
                     if self._server is None:
-                        self._server = _ForkServer(self._modules)
+                        self._server = _ForkServer(self._modules, dumpable=self._dumpable)
                         await self._server.wait_warm()
                     return await self._server.fork()
             except trio.TooSlowError:
@@ -88,12 +89,12 @@ class Spawner:
 class _ForkServer:
     """One life of the process."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], *, dumpable: bool) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         # Blocked until the process ignores them: Ctrl-C reaches the whole group, the newborn too.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
-        arguments = [str(theirs.fileno()), str(os.getpid()), *modules]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(int(dumpable)), *modules]
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "topics.actors.forkserver", *arguments],

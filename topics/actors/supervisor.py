@@ -114,7 +114,7 @@ class Supervisor:
             list(self._children.values()), interval_ms=settings.heartbeat_ms, log=self._log, clock=trio.current_time
         )
         require_shared_memory(len(self._links) * self._estate.link_bytes)
-        self._spawner = Spawner(preload)
+        self._spawner = Spawner(preload, dumpable=settings.dumpable)
         self._stop_asked = trio.Event()
         self._announced = False
         self._exit_code = 0

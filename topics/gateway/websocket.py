@@ -1,9 +1,10 @@
 """A WebSocket: subscribe, unsubscribe, publish and ping over one connection.
 
-RFC 6455 is the business of the `websockets` package, as a state machine without IO; what we send to many is framed
-once (frames.py). Rules: what can't be understood is answered with an error frame and the socket stays usable; commands
-are taken in order, and a subscribe is complete before the next one is looked at; publishes may be out in numbers, and
-a client with too many of them, or that does not read its answers, is not read from.
+RFC 6455 is the business of the `websockets` package, as a state machine without IO, which is given large frames in
+pieces (cutting.py); what we send to many is framed once (frames.py). Rules: what can't be understood is answered with
+an error frame and the socket stays usable; commands are taken in order, and a subscribe is complete before the next one
+is looked at; publishes may be out in numbers, and a client with too many of them, or that does not read its answers, is
+not read from.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from topics.actors.messages import Gap, Op
 from topics.errors import ApiError, invalid
 from topics.gateway import frames, positions
 from topics.gateway.bodies import check_name
+from topics.gateway.cutting import Cutter, Text
 from topics.gateway.exchange import Call, Outcome, Response
 from topics.gateway.feeds import Options
 from topics.gateway.frames import Batch
@@ -62,9 +64,11 @@ class Socket:
         self._streams = streams
         self._shards = shards
         self._protocol = Protocol(SERVER, state=OPEN, max_size=streams.settings.max_body_bytes)
-        self._fragments: bytearray | None = None  # of a message that goes on
+        self._cutter = Cutter(most=streams.settings.max_body_bytes)
+        self._fragments: Text | None = None  # of a message that goes on
         self._cursors: dict[str, Cursor] = {}
-        self._held: deque[bytes] = deque()  # commands behind one that is not complete: a subscribe, a large publish ...
+        # Commands behind one that is not complete: a subscribe, a large publish ...
+        self._held: deque[bytes | bytearray] = deque()
         self._held_bytes = 0  # ... and their size
         self._booked = 0  # what the budget knows of the bytes that we hold
         self._busy = False
@@ -124,7 +128,7 @@ class Socket:
             return
         self._heard_ns = self._streams.now_ns
         protocol = self._protocol
-        protocol.receive_data(data)
+        protocol.receive_data(self._cutter.cut(data))
         for event in protocol.events_received():
             if isinstance(event, Frame):
                 self._take_frame(event, protocol)
@@ -138,7 +142,7 @@ class Socket:
             return
         fragments = self._fragments
         held = len(self._protocol.reader.buffer) + self._held_bytes + self._reading
-        held += 0 if fragments is None else len(fragments)
+        held += 0 if fragments is None else len(fragments.data)
         budget = self._streams.budget
         if held == self._booked:
             return
@@ -258,19 +262,19 @@ class Socket:
         opcode = frame.opcode
         fragments = self._fragments
         if opcode is Opcode.TEXT or (opcode is Opcode.CONT and fragments is not None):
-            if not frame.fin:
-                if fragments is None:
-                    fragments = self._fragments = bytearray()
-                fragments += frame.data
-                return
-            if fragments is None:
-                text = bytes(frame.data)
-            else:
-                text = b"".join((fragments, frame.data))
-                self._fragments = None
             try:
-                if not text.isascii():
-                    text.decode()
+                if fragments is None and frame.fin:
+                    text: bytes | bytearray = bytes(frame.data)
+                    if not text.isascii():
+                        text.decode()
+                else:
+                    if fragments is None:
+                        fragments = self._fragments = Text()
+                    fragments.add(bytes(frame.data), last=frame.fin)
+                    if not frame.fin:
+                        return
+                    self._fragments = None
+                    text = fragments.data
             except UnicodeDecodeError:
                 self._refused = True
                 protocol.fail(CloseCode.INVALID_DATA, "text must be UTF-8")
@@ -308,7 +312,7 @@ class Socket:
 
     # --- commands ---
 
-    def _take_text(self, text: bytes) -> None:
+    def _take_text(self, text: bytes | bytearray) -> None:
         if self._busy:
             self._held.append(text)
             self._held_bytes += len(text)
@@ -322,6 +326,7 @@ class Socket:
                 _LargePublish(self, LargeBody(text, decode, settings, malformed="invalid_json"), settings)
             )
             return
+        text = bytes(text)
         try:
             command = decode_command(text, most=settings.control_body_bytes)
         except ApiError as error:
