@@ -387,6 +387,8 @@ def check_tombstones(topic: Topic, truth: Told, api: Api) -> None:
             continue
         told = api.diff(topic.name, from_seq, limit=1).tombstone
         gap = topic.find_gap(from_seq + 1, topic.head_seq)
+        if gap is not None and any(from_seq < record.seq < gap[0] for record in truth.records):
+            gap = None  # it is told to whoever has read so far
         if not _same_gap(topic, told, gap):
             wrong = f"{topic.name} from {from_seq}: a client is told {told}, the folder says {gap}"
             assert api.told(topic.name).records != truth.records, wrong
