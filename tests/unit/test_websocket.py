@@ -383,11 +383,21 @@ def test_a_subscribe_that_fails_lets_the_next_command_go(house: House, client: W
     assert ops(said) == ["error", "pong", "subscribed", "caught_up"]
 
 
+def hear_all(house: House) -> None:
+    """Rounds until the gateway has heard what has come: how much of it one round takes depends on the machine."""
+    gateway = house.gateways[0]
+    gateway.round()
+    for _ in range(100):
+        if not gateway.lane.unfinished:
+            return
+        gateway.round()
+
+
 def test_many_subscribes_are_held_when_their_shard_dies(house: House, client: WsClient) -> None:
     """Each fails at once inside of the one before it; that must not pile up."""
     count = 300
     client.send(*[subscribe(request_id=number) for number in range(count)])
-    house.gateways[0].round()
+    hear_all(house)
     house.shard_dies(0)
     house.gateways[0].round()
     said = client.read()
@@ -412,7 +422,7 @@ def test_it_ends_while_commands_are_held(house: House, client: WsClient) -> None
 
 def test_a_client_with_many_publishes_out_is_not_read_from(house: House, client: WsClient) -> None:
     client.send(*[publish(number, request_id=number) for number in range(limits.MAX_PIPELINED)])
-    house.gateways[0].round()
+    hear_all(house)
     assert not client.is_read_from
     client.send({"op": "ping"})
     house.gateways[0].round()
@@ -426,7 +436,7 @@ def test_a_client_with_many_publishes_out_is_not_read_from(house: House, client:
 
 def test_fewer_publishes_do_not_stop_it(house: House, client: WsClient) -> None:
     client.send(*[publish(1) for _ in range(limits.MAX_PIPELINED - 1)])
-    house.gateways[0].round()
+    hear_all(house)
     assert client.is_read_from
     house.settle()
     assert len(client.read()) == limits.MAX_PIPELINED - 1
@@ -434,7 +444,7 @@ def test_fewer_publishes_do_not_stop_it(house: House, client: WsClient) -> None:
 
 def test_a_client_with_many_commands_held_is_not_read_from(house: House, client: WsClient) -> None:
     client.send(subscribe(), *[{"op": "ping"} for _ in range(limits.MAX_PIPELINED)])
-    house.gateways[0].round()
+    hear_all(house)
     assert not client.is_read_from
     house.settle()
     assert client.is_read_from
