@@ -6,8 +6,10 @@ import json
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import figures
 import pytest
@@ -26,9 +28,11 @@ from crash_folder import (
     wal_files,
 )
 from crash_oracle import Oracle
-from crash_server import EXHAUSTIVE, SMALL, Server, eventually, eventually_nudged
+from crash_server import EXHAUSTIVE, SMALL, TOPICS, Server, eventually, eventually_nudged
 
 from topics.errors import CorruptData, FormatError
+from topics.folder.verify import verify
+from topics.folder.view import Folder
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES
@@ -106,13 +110,34 @@ def test_a_tail_cut_at_any_length_is_forgotten(tail: tuple[Path, Oracle], tmp_pa
 
 
 @pytest.mark.gate
-def test_a_tail_with_any_byte_wrong_is_forgotten(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+def test_a_last_frame_with_any_byte_wrong_is_refused(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    """It was acknowledged. A kill leaves the beginning of a frame, never a whole one that is wrong."""
+    folder, _ = tail
+    mine = copy(folder, tmp_path / "wrong")
+    path, offset, length = last_frame(mine)
+    before = path.read_bytes()
+    for at in range(length):
+        mask = 0x40 if before[offset + at] != 0x40 else 0x20  # without its last byte it may have been cut short
+        flip(path, offset + at, mask)
+        figures.DAMAGES.add()
+        with pytest.raises(CorruptData, match=f"damaged at offset {offset} .*a whole frame stood here"):
+            recover_here(mine)
+        flip(path, offset + at, mask)
+    assert path.read_bytes() == before, "a refusal must not change the file"
+
+
+@pytest.mark.gate
+def test_after_a_restart_of_the_machine_a_wrong_last_frame_is_forgotten(
+    tail: tuple[Path, Oracle], tmp_path: Path
+) -> None:
+    """A power cut may have left it so, and nothing says that it had been synced."""
     folder, oracle = tail
     _, offset, length = last_frame(folder)
     owed = oracle.topics["t"].highest_acked
     for at in range(length):
         mine = copy(folder, tmp_path / "wrong")
         flip(wal_files(mine)[0], offset + at)
+        another_boot(wal_files(mine)[0])
         figures.DAMAGES.add()
         assert recover_here(mine).topics["t"].head_seq == owed, f"byte {at}"
 
@@ -171,6 +196,83 @@ def test_rubbish_behind_the_tail_is_cut(serve: Start, tail: tuple[Path, Oracle],
     assert shown["head_seq"] == oracle.topics["t"].highest_acked + 3
     assert len(shown["records"]) == oracle.topics["t"].highest_acked + 3
     assert f"torn tail cut at offset {offset + length}" in server.log()
+
+
+# --- damage in the only frame, and in the last one ---
+
+# Where in a frame: its salt, its length, its type, its number, its body, its checksum.
+PLACES = {"salt": 1, "length": 5, "more length": 7, "type": 8, "lsn": 40, "body": 60, "checksum": -6}
+
+
+def refused_by_all(serve: Start, mine: Path, path: Path, offset: int) -> None:
+    """The server, verify and a reader agree that this is damage."""
+    found = verify(str(mine), deep=False, running=False)
+    name = str(path.relative_to(mine))
+    assert [(one.file, one.offset) for one in found.problems] == [(name, offset)]
+    assert "a whole one stood here" in found.problems[0].text
+    with pytest.raises(CorruptData, match=f"damaged at offset {offset} "):
+        Folder(str(mine))
+    server = serve(shards=1, env=SMALL, wait=False)
+    server.wait_state("shard-0", State.FAILED)
+    assert f"damaged at offset {offset} " in server.log()
+    server.kill()
+
+
+def repaired(mine: Path) -> dict[str, Any]:
+    command = [TOPICS, "repair", "--json", "--yes", "--data-dir", str(mine)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = verify(str(mine), deep=True, running=False)
+    assert not found.problems
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("place", PLACES)
+def test_damage_to_the_only_frame(serve: Start, place: str) -> None:
+    server = serve(shards=1, env=SMALL)
+    assert server.client().put("only", durability="fsync").status == 201
+    server.kill()
+    (path,) = wal_files(server.data_dir)
+    (frame,) = frames(path)
+    at = PLACES[place] % frame.length
+    flip(path, frame.offset + at)
+    figures.DAMAGES.add()
+    refused_by_all(serve, server.data_dir, path, frame.offset)
+    lost = repaired(server.data_dir)["also_lost"]
+    assert len(lost) == 1
+    if place == "checksum":  # all else of it can be read
+        assert lost[0].endswith("was a change of topic only, or its creation")
+    server = serve(shards=1, env=SMALL)
+    client = server.client()
+    assert client.get("only").status == 404
+    assert client.append("only", 1).ok
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("place", PLACES)
+def test_damage_to_the_last_frame(serve: Start, tail: tuple[Path, Oracle], tmp_path: Path, place: str) -> None:
+    folder, oracle = tail
+    topic = oracle.topics["t"]
+    owed = topic.highest_acked
+    mine = copy(folder, tmp_path / "data")
+    path, offset, length = last_frame(mine)
+    flip(path, offset + PLACES[place] % length)
+    figures.DAMAGES.add()
+    refused_by_all(serve, mine, path, offset)
+    losses = repaired(mine)["lost"]
+    assert [(loss["topic"], loss["first"]) for loss in losses] == [("t", owed + 1)]
+    assert losses[0]["last"] >= owed + 3
+    if place in ("salt", "body", "checksum"):
+        assert losses[0]["last"] == owed + 3
+    server = serve(shards=1, env=SMALL)
+    client = server.client()
+    shown = client.diff("t", owed).body
+    assert shown["tombstone"] is not None
+    assert shown["records"] == []
+    assert shown["head_seq"] == losses[0]["last"]
+    assert client.append("t", 1).body["first_seq"] == losses[0]["last"] + 1
 
 
 # --- damage in the middle -----------------------------------------------------------------------------

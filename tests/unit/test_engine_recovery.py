@@ -20,7 +20,7 @@ from topics.errors import ApiError, CorruptData, FormatError
 from topics.settings import Settings
 from topics.storage.config import TopicConfig, owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES
-from topics.storage.frames import decode_wal_header, scan
+from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.paths import shard_dir
 from topics.walshard.recovery import Recovery
 from topics.walshard.segments import OpenFiles
@@ -463,7 +463,13 @@ def test_damage_in_the_middle_is_refused_with_file_place_and_remedy(shard: Shard
     assert Path(path).read_bytes() == before, "a refused file was changed"
 
 
-def test_every_flipped_byte_of_the_log_loses_at_most_the_tail_or_is_refused(tmp_path: Path) -> None:
+def untold(path: str, at: int, last: Frame) -> bool:
+    """Whether the flipped byte is the last one of all and 0 now: a write that was cut short there looks the same."""
+    return at == last.offset + last.length - 1 and not Path(path).read_bytes()[at]
+
+
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+def test_every_flipped_byte_of_the_log_is_refused_unless_it_may_be_a_power_cut(tmp_path: Path, boot: bytes) -> None:
     shard = Shard(tmp_path, wal_file_bytes=8_192)
     for number in range(4):
         shard.append("t", records(1), key=f"k{number}")
@@ -471,15 +477,14 @@ def test_every_flipped_byte_of_the_log_loses_at_most_the_tail_or_is_refused(tmp_
     last = frames_of(path)[-1]
     whole = Path(path).read_bytes()
     shard.crash()
-    for at in range(0, last.offset + last.length):
+    for at in range(0 if boot == BOOT else last.offset, last.offset + last.length):
         Path(path).write_bytes(whole)
         flip(path, at)
-        try:
-            shard.open()
-        except (CorruptData, FormatError):
-            assert at < last.offset
+        if boot == BOOT and not untold(path, at, last):
+            with pytest.raises((CorruptData, FormatError)):
+                shard.open()
             continue
-        assert at >= last.offset, f"byte {at}: damage went unnoticed"
+        shard.open(boot=boot)
         assert len(shard.everything("t")) == 3
         current = shard.engine.wal.current.path
         shard.crash()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import figures
@@ -30,6 +30,7 @@ from topics.storage.segment import decode_index, decode_segment_header, scan_blo
 from topics.storage.snapshot import decode_snapshot, encode_snapshot
 
 NOW_MS = 1_700_000_100_000
+FLIPPED = 0x40
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def flip(path: Path, offset: int, mask: int = 0x40) -> None:
+def flip(path: Path, offset: int, mask: int = FLIPPED) -> None:
     overwrite(path, offset, bytes([path.read_bytes()[offset] ^ mask]))
 
 
@@ -866,11 +867,11 @@ def padding_of(path: Path) -> set[int]:
     return {at for entry in entries for at in range(entry.flags_offset + entry.count, entry.end)}
 
 
-def every_flip(folder: Path, path: Path, until: int, *, step: int = 1) -> set[int]:
+def every_flip(folder: Path, path: Path, until: int, *, step: int = 1, without: Set[int] = frozenset()) -> set[int]:
     """Damage one byte after the other; returns where nobody noticed, and nothing that can be seen changed."""
     good = read(folder)
     unnoticed = set()
-    for at in range(0, until, step):
+    for at in sorted({*range(0, until, step)} - without):
         flip(path, at)
         outcome = outcome_of(folder)
         if isinstance(outcome, str):
@@ -919,7 +920,11 @@ def test_every_byte_of_the_log(mine: Path) -> None:
     assert every_flip(mine, first, last.offset + last.length, step=3) == set()
     path = wals(mine)[-1]
     *_, last = frames_of(path)
-    assert every_flip(mine, path, last.offset) == set()
+    end = last.offset + last.length
+    untold = {end - 1} if path.read_bytes()[end - 1] == FLIPPED else set()  # as if the last byte had not been written
+    assert every_flip(mine, path, end, without=untold) == set()
+    # After a restart of the machine it may be what a power cut left.
+    another_boot(path)
     for at in range(last.offset, last.offset + last.length):
         flip(path, at)
         figures.DAMAGES.add()

@@ -1,7 +1,7 @@
 """Every file of a folder, damaged in every way, is repaired as promised (mended.py), or called beyond repair.
 
-A few losses nobody can see, and no test asks for them: the last frame of the log looks like a write that a crash cut
-short, and a last log file that is gone has left no trace.
+A few losses nobody can see, and no test asks for them: the last frame of the log with its end gone looks like a write
+that a crash cut short, and a last log file that is gone has left no trace.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ def zeroed(path: Path, offset: int, length: int) -> None:
 
 
 def damages(path: Path, rng: random.Random, *, last: bool) -> Iterator[Damage]:
-    size = len(path.read_bytes().rstrip(b"\0"))
-    if last:  # all but its last frame: that is a torn write, and goes without a word
-        size = frames_of(path)[-1].offset
+    used = size = len(path.read_bytes().rstrip(b"\0"))
+    if last:  # its last frame without its end is a torn write, and goes without a word
+        end = frames_of(path)[-1]
+        size = end.offset
+        for offset in range(end.offset, used - 1, 1 if EXHAUSTIVE else 7):
+            yield f"byte {offset}", lambda path, at=offset: flipped(path, at)  # type: ignore[misc]
     heads = [0, 9, 33, 64, 72]
     spread = range(size) if EXHAUSTIVE else [rng.randrange(size) for _ in range(2)]
     for offset in sorted({*heads, *spread}):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from topics.storage.format import FrameType
-from topics.storage.frames import Frame
-from topics.storage.recovery import Later, TailVerdict, judge_tail, sum_up
+from topics.storage.frames import Frame, encode_frame
+from topics.storage.recovery import Behind, Later, TailVerdict, judge_tail, look_behind, sum_up, used_bytes
 
 LAST_LSN = 10
 
@@ -21,44 +22,44 @@ def frame(lsn: int, synced: int) -> Frame:
     return Frame(FrameType.APPEND, 0, 1, 1, 1, 1, lsn, synced, b"", b"", 500, 100)
 
 
-# (rubbish, synced of a good frame behind the hole or None, same boot) -> verdict
-TABLE = {
-    (False, None, True): TailVerdict.CLEAN,
-    (False, None, False): TailVerdict.CLEAN,
-    (True, None, True): TailVerdict.TORN,
-    (True, None, False): TailVerdict.TORN,
-    # The page cache is still the one that was written to: nothing can be missing in the middle.
-    (True, LAST_LSN - 1, True): TailVerdict.CORRUPT,
-    (True, LAST_LSN, True): TailVerdict.CORRUPT,
-    (True, LAST_LSN + 1, True): TailVerdict.CORRUPT,
-    (False, LAST_LSN - 1, True): TailVerdict.CORRUPT,
-    (False, LAST_LSN, True): TailVerdict.CORRUPT,
-    (False, LAST_LSN + 1, True): TailVerdict.CORRUPT,
-    # After a power cut: what was missing had never been promised ...
-    (True, LAST_LSN - 1, False): TailVerdict.UNSYNCED,
-    (True, LAST_LSN, False): TailVerdict.UNSYNCED,
-    (False, LAST_LSN - 1, False): TailVerdict.UNSYNCED,
-    (False, LAST_LSN, False): TailVerdict.UNSYNCED,
-    # ... or it had.
-    (True, LAST_LSN + 1, False): TailVerdict.CORRUPT,
-    (False, LAST_LSN + 1, False): TailVerdict.CORRUPT,
+# (what stands there, synced of a good frame behind the hole or None, same boot) -> verdict
+TABLE: dict[tuple[Behind, int | None, bool], TailVerdict] = {
+    (Behind.ZEROS, None, True): TailVerdict.CLEAN,
+    (Behind.ZEROS, None, False): TailVerdict.CLEAN,
+    (Behind.PIECE, None, True): TailVerdict.TORN,
+    (Behind.PIECE, None, False): TailVerdict.TORN,
+    # A kill leaves no whole frame that is not good; a power cut may.
+    (Behind.FRAME, None, True): TailVerdict.CORRUPT,
+    (Behind.FRAME, None, False): TailVerdict.TORN,
 }
+for each in Behind:
+    TABLE |= {
+        # The page cache is still the one that was written to: nothing can be missing in the middle.
+        (each, LAST_LSN - 1, True): TailVerdict.CORRUPT,
+        (each, LAST_LSN, True): TailVerdict.CORRUPT,
+        (each, LAST_LSN + 1, True): TailVerdict.CORRUPT,
+        # After a power cut: what was missing had never been promised ...
+        (each, LAST_LSN - 1, False): TailVerdict.UNSYNCED,
+        (each, LAST_LSN, False): TailVerdict.UNSYNCED,
+        # ... or it had.
+        (each, LAST_LSN + 1, False): TailVerdict.CORRUPT,
+    }
 
 
 @pytest.mark.parametrize(
-    ("rubbish", "synced", "same_boot"),
-    list(itertools.product((False, True), (None, LAST_LSN - 1, LAST_LSN, LAST_LSN + 1), (False, True))),
+    ("behind", "synced", "same_boot"),
+    list(itertools.product(Behind, (None, LAST_LSN - 1, LAST_LSN, LAST_LSN + 1), (False, True))),
 )
-def test_every_combination(rubbish: bool, synced: int | None, same_boot: bool) -> None:
+def test_every_combination(behind: Behind, synced: int | None, same_boot: bool) -> None:
     found = None if synced is None else later(synced)
-    verdict = judge_tail(last_lsn=LAST_LSN, rubbish=rubbish, later=found, same_boot=same_boot)
-    assert verdict is TABLE[(rubbish, synced, same_boot)]
+    verdict = judge_tail(last_lsn=LAST_LSN, behind=behind, later=found, same_boot=same_boot)
+    assert verdict is TABLE[(behind, synced, same_boot)]
 
 
 @pytest.mark.parametrize("covered", range(LAST_LSN + 3))
-@pytest.mark.parametrize("rubbish", [False, True])
-def test_what_a_snapshot_covers_had_been_synced(rubbish: bool, covered: int) -> None:
-    verdict = judge_tail(last_lsn=LAST_LSN, rubbish=rubbish, later=later(0), same_boot=False, covered=covered)
+@pytest.mark.parametrize("behind", Behind)
+def test_what_a_snapshot_covers_had_been_synced(behind: Behind, covered: int) -> None:
+    verdict = judge_tail(last_lsn=LAST_LSN, behind=behind, later=later(0), same_boot=False, covered=covered)
     assert verdict is (TailVerdict.CORRUPT if covered > LAST_LSN else TailVerdict.UNSYNCED)
 
 
@@ -68,8 +69,8 @@ def test_all_frames_behind_a_hole_are_asked() -> None:
 
 
 def test_a_file_without_any_good_frame() -> None:
-    assert judge_tail(last_lsn=0, rubbish=True, later=later(0), same_boot=False) is TailVerdict.UNSYNCED
-    assert judge_tail(last_lsn=0, rubbish=True, later=later(1), same_boot=False) is TailVerdict.CORRUPT
+    assert judge_tail(last_lsn=0, behind=Behind.PIECE, later=later(0), same_boot=False) is TailVerdict.UNSYNCED
+    assert judge_tail(last_lsn=0, behind=Behind.PIECE, later=later(1), same_boot=False) is TailVerdict.CORRUPT
 
 
 # The snapshot covers 10 frames and no good one was found: the lsn of the first that follows, and what they say.
@@ -86,4 +87,92 @@ def test_a_file_without_any_good_frame() -> None:
 )
 def test_a_log_that_begins_with_a_hole(lsn: int, synced: int, verdict: TailVerdict) -> None:
     found = later(synced, lsn=lsn)
-    assert judge_tail(last_lsn=0, rubbish=True, later=found, same_boot=False, covered=10) is verdict
+    assert judge_tail(last_lsn=0, behind=Behind.PIECE, later=found, same_boot=False, covered=10) is verdict
+
+
+# --- what stands behind the last good frame ---
+
+SALT = 0x5A5A1357
+RESERVED = bytes(300)  # behind what was written
+
+
+def frames(seed: int) -> list[bytes]:
+    """Of every kind, with and without a key, a body of any length."""
+    rng = random.Random(seed)
+    return [
+        encode_frame(
+            salt=SALT,
+            type=kind,
+            topic_id=rng.getrandbits(64),
+            first_seq=rng.randrange(1 << 20),
+            count=rng.randrange(4),
+            ts=1_700_000_000_000 + rng.randrange(1 << 30),
+            lsn=rng.randrange(1, 1 << 20),
+            synced=rng.randrange(1 << 10),
+            body=rng.randbytes(rng.randrange(60)) if kind is not FrameType.DROP else b"",
+            key=b"" if rng.randrange(2) else rng.randbytes(rng.randrange(20)),
+        )
+        for kind in (FrameType.APPEND, FrameType.DELETE, FrameType.TOPIC, FrameType.DROP, FrameType.HEAD)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_write_that_was_cut_short_is_a_piece(seed: int) -> None:
+    """Of one frame and of several, at every byte, in a file that is reserved and in one that ends there."""
+    *_, before, first, second = frames(seed)
+    for written in (first, first + second):
+        for cut in range(1, len(written)):
+            if cut == len(first):
+                continue  # that frame is good
+            start = len(first) if cut > len(first) else 0
+            for reserved in (RESERVED, b""):
+                data = before + written[:cut] + reserved
+                assert look_behind(data, salt=SALT, start=len(before) + start) is Behind.PIECE, f"cut to {cut}"
+    assert look_behind(before + RESERVED, salt=SALT, start=len(before)) is Behind.ZEROS
+    assert look_behind(before, salt=SALT, start=len(before)) is Behind.ZEROS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_flipped_bit_of_a_whole_frame_shows(seed: int) -> None:
+    for whole in frames(seed):
+        for bit in range(len(whole) * 8):
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            expected = Behind.FRAME
+            if bit // 8 == len(whole) - 1 and not data[-1]:
+                expected = Behind.PIECE  # as if the very last byte had not been written: no telling
+            for reserved in (RESERVED, b""):
+                assert look_behind(bytes(data) + reserved, salt=SALT) is expected, f"bit {bit} of {len(whole) * 8}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_damage_of_a_whole_frame(seed: int) -> None:
+    rng = random.Random(seed)
+    for whole in frames(seed):
+        lengths = whole[:4] + rng.randbytes(4) + whole[8:]
+        key_len = whole[:10] + rng.randbytes(2) + whole[12:]
+        salt = rng.randbytes(4) + whole[4:]
+        head = bytes(24) + whole[24:]
+        body = whole[:40] + rng.randbytes(len(whole) - 48) + whole[-8:]
+        end = whole[:-8] + rng.randbytes(7) + b"\1"
+        for damaged in (lengths, key_len, salt, head, body, end):
+            assert look_behind(damaged + RESERVED, salt=SALT) is Behind.FRAME, damaged.hex()
+        for damaged in (salt, head, body, end):  # and more was written since, and cut short
+            assert look_behind(damaged + whole[:30] + RESERVED, salt=SALT) is Behind.FRAME, damaged.hex()
+
+
+@pytest.mark.parametrize("at", [0, 3, 55, 56, 63, 64, 200, 299])
+def test_a_bit_among_zeros_is_no_frame(at: int) -> None:
+    """Nothing was written there, so nothing is lost."""
+    data = bytearray(RESERVED)
+    data[at] = 0x40
+    assert look_behind(bytes(data), salt=SALT) is Behind.PIECE
+
+
+def test_bytes_without_the_zeros_behind_them() -> None:
+    large = bytes(1 << 20)
+    assert used_bytes(b"", start=0) == 0
+    assert used_bytes(large * 3, start=5) == 0
+    assert used_bytes(b"\1" + large * 2, start=0) == 1
+    assert used_bytes(b"\1" + large * 2, start=1) == 0
+    assert used_bytes(large + b"\1" + large, start=8) == (1 << 20) - 7

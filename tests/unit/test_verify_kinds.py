@@ -522,6 +522,12 @@ def the_manifest(folder: Path) -> None:
     (folder / "topics.json").write_text("{")
 
 
+@case("no good frame after frame [0-9]+, but a whole one stood here")
+def a_last_frame_that_is_damaged(folder: Path) -> None:
+    path = logs(folder)[-1]
+    flip(path, frames_of(path)[-1].offset + 60)
+
+
 @case("counts for nothing .in no snapshot.; the next start removes it")
 def a_file_that_nobody_names(folder: Path) -> None:
     shutil.copy(sealed(folder), sealed(folder).with_name(f"{10**9:020d}.data"))

@@ -24,6 +24,7 @@ from topics.storage.config import owner_of_id
 from topics.storage.control import DeleteFrame, HeadFrame, TopicFrame
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType, aligned, frame_bytes
 from topics.storage.frames import (
+    WHOLE,
     Frame,
     decode_frame,
     decode_wal_header,
@@ -32,7 +33,7 @@ from topics.storage.frames import (
     header_is_whole,
 )
 from topics.storage.paths import index_path
-from topics.storage.recovery import Later, TailVerdict, judge_tail, sum_up
+from topics.storage.recovery import Behind, Later, TailVerdict, judge_tail, look_behind, sum_up
 from topics.storage.segment import (
     BlockEntry,
     SegmentIndex,
@@ -302,10 +303,9 @@ def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
         for frame in _frames(fd, offset, end=size, salt=header.salt):
             _check_frame(frame, entry, found, shards=shards)
             offset = frame.offset + frame.length
-        later, rubbish = _behind(fd, offset, size, header.salt)
-        verdict = judge_tail(
-            last_lsn=found.last_lsn, rubbish=rubbish, later=later, same_boot=header.boot_id == boot_id()
-        )
+        later, behind = _behind(fd, offset, size, header.salt)
+        same_boot = header.boot_id in (WHOLE, boot_id())
+        verdict = judge_tail(last_lsn=found.last_lsn, behind=behind, later=later, same_boot=same_boot)
         if verdict is not TailVerdict.CORRUPT or not looks:
             break
         looks -= 1
@@ -313,12 +313,9 @@ def _check_wal(fd: int, entry: Entry, found: Checked, *, shards: int) -> None:
     found.bytes = size
     if verdict in (TailVerdict.TORN, TailVerdict.UNSYNCED):
         found.torn = offset
-    if verdict is TailVerdict.CORRUPT and later is not None:
-        found.note(
-            entry.file,
-            offset,
-            f"no good frame after frame {found.last_lsn}, but frame {later.first_lsn} stands behind it",
-        )
+    if verdict is TailVerdict.CORRUPT:
+        but = "a whole one stood here" if later is None else f"frame {later.first_lsn} stands behind it"
+        found.note(entry.file, offset, f"no good frame after frame {found.last_lsn}, but {but}")
 
 
 def _frames(fd: int, offset: int, *, end: int, salt: int) -> Iterator[Frame]:
@@ -347,9 +344,9 @@ def _check_frame(frame: Frame, entry: Entry, found: Checked, *, shards: int) -> 
         found.note(entry.file, frame.offset, _sentence(exc, entry.file))
 
 
-def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Later | None, bool]:
-    """(good frames behind the end of the log, whether there is anything but zeros), a piece at a time: log files are
-    reserved in full, so most of this is zeros."""
+def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Later | None, Behind]:
+    """(good frames behind the end of the log, what stands at the place of the next one), a piece at a time: log files
+    are reserved in full, so most of this is zeros."""
     at, step = offset, 1 << 20
     while at < size:
         piece = os.pread(fd, step, at)
@@ -357,9 +354,9 @@ def _behind(fd: int, offset: int, size: int, salt: int) -> tuple[Later | None, b
             break
         if piece.count(0) != len(piece):
             rest = os.pread(fd, size - offset, offset)
-            return sum_up(frames_after(rest, salt=salt, start=CHECKSUM.size)), True
+            return sum_up(frames_after(rest, salt=salt, start=CHECKSUM.size)), look_behind(rest, salt=salt)
         at += len(piece)
-    return None, False
+    return None, Behind.ZEROS
 
 
 def boot_id() -> bytes:

@@ -5,9 +5,10 @@ that fails is cut off again, and its numbers are given to others). What stands b
 
     behind it                              here it is
     zeros                                  the end, for now
-    other bytes, and no good frame         the end: a write that is under way, or was cut short; `torn` says where
-    a good frame that a power cut left     the end (storage/recovery.py)
-    a good frame otherwise                 damage, if it is still so at a second look
+    the beginning of a frame               the end: a write that is under way, or was cut short; `torn` says where
+    what was a whole frame, or a good one  the end (storage/recovery.py)
+      behind it, and a power cut left it
+    the same otherwise                     damage, if it is still so at a second look
 
 Files are read, not mapped: a server that starts cuts off what is torn, and a page that is mapped and no longer there
 would end the process.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
@@ -27,14 +29,23 @@ import msgspec
 from topics.errors import CorruptData
 from topics.folder.files import Files, Superseded, reading
 from topics.storage.format import CHECKSUM, FILE_HEADER_BYTES, FRAME_HEADER, frame_bytes
-from topics.storage.frames import WHOLE, Frame, decode_frame, decode_wal_header, frames_after, header_is_whole
+from topics.storage.frames import (
+    WHOLE,
+    Frame,
+    decode_frame,
+    decode_wal_header,
+    find_frame_after,
+    frames_after,
+    header_is_whole,
+)
 from topics.storage.paths import parse_numbered, shard_dir
-from topics.storage.recovery import TailVerdict, judge_tail, sum_up
+from topics.storage.recovery import Behind, TailVerdict, judge_tail, look_behind, sum_up
 
 _READ_BYTES = 1 << 20
 _ZEROS = bytes(_READ_BYTES)
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LOOKS = 2  # at what looks like damage
+_PAUSE_S = 0.02  # between them: a write that is under way may show its end and not its beginning
 _RESTORE = "Restore it from a backup"
 
 
@@ -134,12 +145,13 @@ class Log:
             fd = source.fileno()
             if wal.checksum and os.pread(fd, CHECKSUM.size, wal.end - CHECKSUM.size) != wal.checksum:
                 raise Superseded
-            looks = _LOOKS
+            looks, seen = _LOOKS, -1
             while True:
                 yield from self._frames(wal, fd)
                 if self._cut or not find_data(fd, wal.end):
                     return
-                looks -= 1
+                looks = looks - 1 if wal.end == seen else _LOOKS - 1
+                seen = wal.end
                 if self._judge(wal, fd, sure=looks <= 0):
                     return
 
@@ -179,7 +191,7 @@ class Log:
         before = self.last_lsn or self._covered
         rest = os.pread(fd, os.fstat(fd).st_size - offset, offset)
         behind = chain([frame], frames_after(rest, salt=wal.salt, start=frame.length))
-        if self._verdict(wal, behind) is TailVerdict.CORRUPT:
+        if self._verdict(wal, Behind.PIECE, behind) is TailVerdict.CORRUPT:
             place = f"{wal.file}: frame {frame.lsn} at offset {offset} follows frame {before}"
             if self.torn and self.torn[-1][0] != wal.file:
                 file, end = self.torn[-1]
@@ -188,13 +200,13 @@ class Log:
         self._cut = True
         self.torn.append((wal.file, offset))
 
-    def _verdict(self, wal: WalFile, behind: Iterator[Frame]) -> TailVerdict:
+    def _verdict(self, wal: WalFile, rubbish: Behind, behind: Iterator[Frame]) -> TailVerdict:
         """Of a place that should be a frame; behind: the good ones that follow in its file."""
         first = next(behind, None)
         later = None if first is None else sum_up(chain([first], behind, self._newer(wal)))
-        return judge_tail(
-            last_lsn=self.last_lsn, rubbish=True, later=later, same_boot=same_boot(wal), covered=self._covered
-        )
+        # A file before the one that the snapshot was made in is in it to its end.
+        kept = wal.number < self._file_no or same_boot(wal)
+        return judge_tail(last_lsn=self.last_lsn, behind=rubbish, later=later, same_boot=kept, covered=self._covered)
 
     def _newer(self, wal: WalFile) -> Iterator[Frame]:
         """The good frames of later files."""
@@ -212,13 +224,16 @@ class Log:
         rest = os.pread(fd, os.fstat(fd).st_size - wal.end, wal.end)
         if decode_frame(rest, 0, salt=wal.salt) is not None:
             return False
-        verdict = self._verdict(wal, frames_after(rest, salt=wal.salt, start=1))
+        rubbish = look_behind(rest, salt=wal.salt)
+        verdict = self._verdict(wal, rubbish, frames_after(rest, salt=wal.salt, start=1))
         if verdict is TailVerdict.CORRUPT:
             if not sure:
+                time.sleep(_PAUSE_S)
                 return False
+            followed = find_frame_after(rest, salt=wal.salt, start=1) is not None
+            proof = "good frames follow" if followed else "a whole frame stood here"
             raise CorruptData(
-                f"{wal.file}: damaged at offset {wal.end} (after frame {self.last_lsn}), and good frames follow. "
-                f"{_RESTORE}"
+                f"{wal.file}: damaged at offset {wal.end} (after frame {self.last_lsn}), and {proof}. {_RESTORE}"
             )
         self._cut = verdict is TailVerdict.UNSYNCED
         self.torn.append((wal.file, wal.end))

@@ -13,7 +13,7 @@ import msgspec
 from topics import limits
 from topics.folder.ranges import Ranges
 from topics.folder.salvage import Gap, SalvagedLog
-from topics.storage.config import TopicConfig
+from topics.storage.config import TopicConfig, bucket_of
 from topics.storage.control import CopiesLine, DeleteFrame, HeadFrame, TopicFrame, decode_copies
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.frames import Frame
@@ -89,6 +89,8 @@ class _Telling:
         """Whether the head of the missing frame fits what is known: a damaged one would clear those it belongs to."""
         frame = gap.frame
         tale = None if frame is None else self._topics.get(frame.topic_id)
+        if frame is not None and tale is None and frame.type == FrameType.TOPIC:
+            return _name_in(frame) is not None
         if frame is None or tale is None:
             return False
         if frame.type != FrameType.APPEND or (tale.state is not None and tale.state.pipe is not None):
@@ -103,7 +105,8 @@ class _Telling:
                 self._untold.append(f"{gap.file}: {numbers} can't be told: deletes and changes of topics in it, too")
             return
         tale = self._topics.get(gap.frame.topic_id)
-        name = f"{gap.frame.topic_id:016x}" if tale is None or tale.name is None else tale.name
+        name = _name_in(gap.frame) if tale is None else tale.name
+        name = name or f"{gap.frame.topic_id:016x}"
         kinds = {
             FrameType.DELETE: f"a delete in topic {name}: its records are there again",
             FrameType.TOPIC: f"a change of topic {name}, or its creation",
@@ -211,6 +214,15 @@ class _Telling:
             return bound
         room = gap.room - gap.count * _LEAST_FRAME_BYTES
         return min(bound, head + max(0, room) // _LEAST_RECORD_BYTES + 1)
+
+
+def _name_in(frame: Frame) -> str | None:
+    """Of a topic, from a damaged frame, if the id belongs to it."""
+    try:
+        name = msgspec.msgpack.decode(frame.body, type=TopicFrame).name
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return name if bucket_of(name) == frame.topic_id & 0xFFFF else None
 
 
 def _may_copy(frame: Frame) -> bool:

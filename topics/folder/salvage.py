@@ -5,8 +5,9 @@ read by the salt that its frames begin with. Missing frames are a `Gap`: which n
 the head of the frame where exactly one is missing and its head can still be read.
 
 A log made whole again keeps every good frame as it was. In the place of each missing one stands a HEAD frame that says
-nothing, so that the numbers go on without a hole; a topic that only a missing frame named gets a name there. What a
-power cut takes from an unsynced tail is no damage: the server cuts that off by itself, and so does this.
+nothing, so that the numbers go on without a hole; a topic that only a missing frame named gets a name there. A last
+frame that was whole once is missing, too. What a kill leaves of a write, and a power cut of an unsynced tail, is no
+damage: the server cuts that off by itself, and so does this.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from topics.storage.format import (
     FRAME_HEADER,
     RECORD_SEPARATOR,
     FrameType,
+    aligned,
     frame_bytes,
 )
 from topics.storage.frames import (
@@ -41,7 +43,7 @@ from topics.storage.frames import (
     header_is_whole,
 )
 from topics.storage.paths import numbered_name, parse_numbered, shard_dir
-from topics.storage.recovery import TailVerdict, judge_tail, sum_up
+from topics.storage.recovery import Behind, TailVerdict, judge_tail, look_behind, sum_up, used_bytes
 
 _COLUMN_LENGTHS = 16  # at the beginning of a batch
 _KINDS = frozenset(map(int, FrameType))
@@ -56,7 +58,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     room: int | None  # bytes that may have held them; None: no telling
     open: bool = False  # nothing follows it: no telling how many there were
-    frame: Frame | None = None  # the head of the missing frame, its body is gone
+    frame: Frame | None = None  # the head of the missing frame; its body is gone, a topic's is what is left of it
 
     @property
     def count(self) -> int:
@@ -89,6 +91,7 @@ class _Torn(msgspec.Struct, frozen=True):
     offset: int
     file: str
     room: int | None  # None: the file may have been cut short here
+    lost: bool = False  # a frame stood here, whatever follows
 
 
 class SalvagedLog(msgspec.Struct, kw_only=True):
@@ -179,11 +182,25 @@ class _Salvage:
                 if not self._take(file, piece):
                     return
                 self._torn = None
-            elif piece.kind == "damaged" or (piece.kind == "torn" and not last):
+            elif piece.kind != "end":
+                lost = piece.kind == "torn" and self._was_frame(file, data, piece.offset)
+                if piece.kind == "torn" and last and not lost:
+                    return
                 file.whole = False
                 file.faults.append(f"no good frame at offset {piece.offset}, behind frame {self._log.last_lsn}")
                 room = piece.length if piece.kind == "damaged" else None
-                self._torn = _Torn(data[piece.offset : piece.offset + piece.length], piece.offset, file.file, room)
+                rest = data[piece.offset : piece.offset + piece.length]
+                self._torn = _Torn(rest, piece.offset, file.file, room, lost)
+
+    def _was_frame(self, file: LogFile, data: bytes, offset: int) -> bool:
+        """Whether bytes behind the last frame of a file, that a server would refuse, were a frame."""
+        verdict = judge_tail(
+            last_lsn=self._log.last_lsn,
+            behind=look_behind(data, salt=file.header.salt, start=offset),
+            later=None,
+            same_boot=file.number < self._file_no or file.header.boot_id in (WHOLE, boot_id()),
+        )
+        return verdict is TailVerdict.CORRUPT
 
     def _data(self, name: str) -> bytes:
         with reading(name), open(os.path.join(self._folder, os.path.basename(name)), "rb", buffering=0) as source:
@@ -226,7 +243,7 @@ class _Salvage:
     def _is_unsynced(self, file: LogFile, frame: Frame) -> bool:
         verdict = judge_tail(
             last_lsn=self._log.last_lsn,
-            rubbish=True,
+            behind=Behind.PIECE,
             later=sum_up(chain([frame], self._behind(file, frame))),
             same_boot=file.number <= self._file_no or file.header.boot_id in (WHOLE, boot_id()),
             covered=self._covered,
@@ -265,13 +282,16 @@ class _Salvage:
         )
 
     def _end(self) -> None:
-        """The snapshot has seen more than there is, or the file is missing that was written after it."""
+        """The snapshot has seen more than there is, the file is missing that was written after it, or the last frame
+        is damaged."""
         log = self._log
         last = log.files[-1] if log.files else None
-        if last is None or not self._covered:
+        if last is None:
             return
         short = 0 < log.last_lsn < self._covered
         if not short and not self._missing:
+            if self._torn is not None and self._torn.lost:
+                self._lose_last(self._torn)
             return
         if short:
             text = f"the log ends with frame {log.last_lsn}, but the snapshot has seen {self._covered}"
@@ -281,6 +301,15 @@ class _Salvage:
         before = max(log.last_lsn, self._covered) + 1
         last.gaps.append(Gap(after=after, before=before, file=last.file, offset=0, room=None, open=not self._clean))
         log.last_lsn = before - 1
+
+    def _lose_last(self, torn: _Torn) -> None:
+        log = self._log
+        file = next(file for file in log.files if file.file == torn.file)
+        after = log.last_lsn or self._covered
+        room = aligned(used_bytes(torn.data, start=0))
+        head = _head_of(msgspec.structs.replace(torn, room=room), lsn=after + 1)
+        file.gaps.append(Gap(after=after, before=after + 2, file=torn.file, offset=torn.offset, room=room, frame=head))
+        log.last_lsn = after + 1
 
 
 def _new_salt() -> int:
@@ -300,7 +329,8 @@ def _head_of(torn: _Torn, *, lsn: int) -> Frame | None:
     batch = torn.data[at + _COLUMN_LENGTHS : at + body_len]
     if count != (batch.count(RECORD_SEPARATOR) + 1 if kind == FrameType.APPEND else 0):
         return None
-    return Frame(kind, flags, count, topic_id, first_seq, ts, found, synced, b"", b"", torn.offset, length)
+    body = torn.data[at : at + body_len] if kind == FrameType.TOPIC else b""
+    return Frame(kind, flags, count, topic_id, first_seq, ts, found, synced, b"", body, torn.offset, length)
 
 
 # --- the log made whole ------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from topics.storage.paths import (
     shard_dir,
     topics_dir,
 )
-from topics.storage.recovery import TailVerdict, judge_tail, sum_up
+from topics.storage.recovery import Behind, TailVerdict, judge_tail, look_behind, sum_up, used_bytes
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
 from topics.walshard import retention
 from topics.walshard.copies import Copies, CopyMemory, Pipe
@@ -277,9 +277,10 @@ class Recovery:
                         self._report(frame.offset)
                 file.end = file.size = end
                 file.last_lsn = last_lsn
-                if not cut and _nonzero(data, end):
-                    behind = _behind(data, header.salt, end, folder.wals[at + 1 :])
-                    cut = self._judge(path, header, behind, end=end, last_lsn=last_lsn, covered=covered)
+                if not cut and (rubbish := look_behind(data, salt=header.salt, start=end)) is not Behind.ZEROS:
+                    later = _behind(data, header.salt, end, folder.wals[at + 1 :])
+                    kept = number <= sure or header.boot_id == self._boot
+                    cut = self._judge(path, rubbish, later, end=end, last_lsn=last_lsn, same_boot=kept, covered=covered)
             self._worked += size
             self._report(0)
             cuts.append((path, end))
@@ -316,7 +317,7 @@ class Recovery:
         frame = next(behind)
         same_boot = header.boot_id == self._boot
         later = sum_up(chain([frame], behind))
-        verdict = judge_tail(last_lsn=last_lsn, rubbish=True, later=later, same_boot=same_boot, covered=covered)
+        verdict = judge_tail(last_lsn=last_lsn, behind=Behind.PIECE, later=later, same_boot=same_boot, covered=covered)
         if verdict is not TailVerdict.UNSYNCED:
             raise CorruptData(
                 f"{path}: frame {frame.lsn} at offset {frame.offset} follows frame {last_lsn or covered}; "
@@ -326,15 +327,23 @@ class Recovery:
         return True
 
     def _judge(
-        self, path: str, header: WalHeader, behind: Iterator[Frame], *, end: int, last_lsn: int, covered: int
+        self,
+        path: str,
+        rubbish: Behind,
+        behind: Iterator[Frame],
+        *,
+        end: int,
+        last_lsn: int,
+        same_boot: bool,
+        covered: int,
     ) -> bool:
         """Decide what the bytes behind the last good frame mean; True: newer files go too."""
-        same_boot = header.boot_id == self._boot
         later = sum_up(behind)
-        verdict = judge_tail(last_lsn=last_lsn, rubbish=True, later=later, same_boot=same_boot, covered=covered)
+        verdict = judge_tail(last_lsn=last_lsn, behind=rubbish, later=later, same_boot=same_boot, covered=covered)
         if verdict is TailVerdict.CORRUPT:
+            proof = "a whole frame stood here" if later is None else "good frames follow"
             raise CorruptData(
-                f"{path}: damaged at offset {end} (after frame {last_lsn}), and good frames follow. This shard stays "
+                f"{path}: damaged at offset {end} (after frame {last_lsn}), and {proof}. This shard stays "
                 "down so that nothing acknowledged is dropped silently. Restore the file from a backup, or let topics "
                 "repair keep what is good"
             )
@@ -582,15 +591,6 @@ def _missing(first: int, last: int, there: list[tuple[int, int]]) -> int:
     """How many of these seqs are in none of the ranges."""
     within = [(max(first, begin), min(last, end)) for begin, end in there if begin <= last and end >= first]
     return last - first + 1 - count_seqs(merge_ranges(within))
-
-
-def _nonzero(data: mmap.mmap | bytes, start: int) -> bool:
-    step = 1 << 20
-    for at in range(start, len(data), step):
-        chunk = data[at : at + step]
-        if chunk.count(0) != len(chunk):
-            return True
-    return False
 
 
 @contextmanager
