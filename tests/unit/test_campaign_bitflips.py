@@ -21,7 +21,7 @@ def test_some_flips_of_every_kind_of_file() -> None:
     assert not tally.findings, tally.findings[0].what
     for kind in ("flips_wal", "flips_data", "flips_idx", "flips_snap", "flips_json", "flips_routers"):
         assert tally.counts[kind], kind
-    for verdict in ("refused", "told", "harmless", "cut"):
+    for verdict in ("refused", "told", "harmless"):
         assert tally.counts[verdict], verdict
     assert not tally.counts["wrongly"]
 

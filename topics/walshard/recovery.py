@@ -305,7 +305,7 @@ class Recovery:
         """None: the crash came before the file had a whole header, so it never held a frame."""
         path = folder.wals[at][1]
         last = at + 1 == len(folder.wals)
-        if last and not header_is_whole(data[:FILE_HEADER_BYTES]) and not _nonzero(data, FILE_HEADER_BYTES):
+        if last and not header_is_whole(data[:FILE_HEADER_BYTES]) and not used_bytes(data, start=FILE_HEADER_BYTES):
             return None  # a header is synced before the first frame is written
         if len(data) >= FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
             header = decode_wal_header(data[:FILE_HEADER_BYTES], path=path)
