@@ -198,15 +198,12 @@ class Commit:
         logged of them is which seqs they have, here and in the source. Returns the last seq."""
         first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
+        if last > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES)
+            self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
-            if last > topic.ceiling - topic.ceiling_margin:
-                self.make_room(_HEAD_BYTES)
-                self.stage_ceiling(topic, last, ts, count=count)
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
-            if last > topic.ceiling - topic.ceiling_margin:
-                self.make_room(_HEAD_BYTES)
-                self.stage_ceiling(topic, last, ts, count=count)
             line = CopiesLine(
                 topic.id, ts, first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
             )
