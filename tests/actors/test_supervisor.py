@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from harness import RoleServer, eventually, gone
+from sharedmemory import names_of
 
 from topics import limits
 from topics.actors.process import ProcessSpec
@@ -326,20 +327,15 @@ def test_stop_while_a_child_waits_for_its_restart(start: Start) -> None:
 
 
 def test_supervisor_killed_takes_everything_with_it(start: Start) -> None:
-    def names() -> set[str]:
-        """Without what tests beside this one have there."""
-        return {name for name in os.listdir("/dev/shm") if not name.startswith(("topics-campaign-", "sem.mp-"))}
-
-    shm_before = names()
     server = start([PINGER, *ECHOES, ProcessSpec("disk-0", "roles.busy_thread", 0)], STAR)
     server.wait_all_ready()
     pings_on(server)
     pids = server.pids()
-    # Polled, because a server of somebody else may have a name there for a moment.
-    eventually(lambda: names() <= shm_before, what="no names while it runs")
+    everybody = [server.pid, *pids.values()]
+    eventually(lambda: not names_of(everybody), what="no names while it runs")
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: all(gone(pid) for pid in pids.values()), what="children gone")
-    eventually(lambda: names() <= shm_before, what="nothing left over")
+    assert names_of(everybody) == set()
 
 
 def test_supervisor_killed_while_children_are_born(start: Start) -> None:

@@ -5,7 +5,6 @@ One story, told once; the tests look at what was seen.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sharedmemory import names_of
 
 from .client import Answer, Client, Lost
 from .server import Server, eventually, run_topics
@@ -121,7 +121,6 @@ def _populate(client: Client) -> None:
 
 class Story:
     def __init__(self, start: Callable[..., Server]) -> None:
-        shared_memory = set(os.listdir("/dev/shm"))
         server = start(TOPICS_WAL_SHARDS=2)
         with server.client() as client:
             _populate(client)
@@ -137,9 +136,10 @@ class Story:
         with second.client() as client:
             self.after_stop = Life(client)
             self.next_ephemeral = client.append("load.ephemeral", "later")["first_seq"]
+        processes = [second.popen.pid, *second.pids().values()]
         second.kill()
         self.ps_after_kill = run_topics("ps", TOPICS_DATA_DIR=server.data_dir)
-        self.left_over = set(os.listdir("/dev/shm")) - shared_memory
+        self.left_over = names_of(processes)
 
         third = start(TOPICS_WAL_SHARDS=1, TOPICS_GATEWAYS=2)
         with third.client() as client:

@@ -11,6 +11,7 @@ import pytest
 from crash_oracle import Oracle
 from crash_server import EXHAUSTIVE, Answer, Client, NoAnswer, Server, children_of, eventually, gone
 from crash_workload import Workload, create_topics
+from sharedmemory import names_of
 
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
@@ -171,12 +172,8 @@ def test_gateway_and_shard_die_at_once(serve: Start) -> None:
         topic.append_plain(server.client(), 4)
 
 
-OTHERS = ("topics-campaign-", "sem.mp-")  # folders and locks of tests that run beside this one
-
-
 @pytest.mark.gate
 def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
-    before = set(os.listdir("/dev/shm"))
     server = serve(shards=2)
     oracle = Oracle()
     client = server.client()
@@ -189,8 +186,7 @@ def test_the_supervisor_dies_and_nothing_is_left(serve: Start) -> None:
     server.popen.wait()
     eventually(lambda: all(map(gone, children)), what="the children gone")
     load.finish()
-    left = set(os.listdir("/dev/shm")) - before
-    assert {name for name in left if not name.startswith(OTHERS)} == set()
+    assert names_of([server.pid, *children]) == set()
     oracle.restarted()
     oracle.check(serve(shards=2))
 

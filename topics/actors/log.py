@@ -64,6 +64,16 @@ class Log:
             pass
 
 
+def announce(line: str) -> None:
+    """One line on stdout, in one write: print() makes two where Python does not buffer (PYTHONUNBUFFERED), and a line
+    of a log that goes to the same pipe may come between them. Nobody may read it; that is no reason not to serve."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
+
+
 def _stamp(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
 

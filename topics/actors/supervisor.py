@@ -48,7 +48,7 @@ from topics.actors.control import (
 from topics.actors.datadir import DataDir, LockInfo, url
 from topics.actors.estate import Estate
 from topics.actors.listener import write_port_file
-from topics.actors.log import Log
+from topics.actors.log import Log, announce
 from topics.actors.notify import Bulletin, Informer, ServiceManager
 from topics.actors.orders import KeysRead, Order
 from topics.actors.process import ChildProcess, ProcessSpec
@@ -394,14 +394,10 @@ class Supervisor:
             self._announced = True
             self._row.set(Word.STATE, State.READY)
             shards = f"{self._plan.shards} shard{'' if self._plan.shards == 1 else 's'}"
-            line = (
+            announce(
                 f"topics {__version__} ready on {url(self._settings.host, self.port)} "
                 f"({shards}, data in {self._settings.data_dir})"
             )
-            try:
-                print(line, flush=True)
-            except OSError:
-                pass  # nobody reads our stdout; that is no reason not to serve
 
     def _commit_layout(self, stores: list[Child]) -> None:
         try:
