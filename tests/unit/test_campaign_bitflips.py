@@ -26,6 +26,7 @@ def test_some_flips_of_every_kind_of_file() -> None:
     assert not tally.counts["wrongly"]
 
 
+@pytest.mark.full
 def test_a_checksum_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "xxh3_64_intdigest", lambda data: xxh3_64_intdigest(data[:56]))
     with apart():

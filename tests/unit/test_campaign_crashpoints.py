@@ -67,6 +67,7 @@ def test_a_good_shard_passes_every_point() -> None:
         ("sync_dir", lambda self, path: None),
     ],
 )
+@pytest.mark.full
 def test_a_sync_that_is_left_out_is_found(
     monkeypatch: pytest.MonkeyPatch, method: str, instead: Callable[..., None]
 ) -> None:
@@ -74,11 +75,13 @@ def test_a_sync_that_is_left_out_is_found(
     assert others(run())
 
 
+@pytest.mark.full
 def test_a_torn_frame_that_is_taken_for_good_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "xxh3_64_intdigest", lambda data: xxh3_64_intdigest(data[:56]))
     assert others(run())
 
 
+@pytest.mark.full
 def test_a_seq_that_is_given_out_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Recovery._settle
 

@@ -41,6 +41,7 @@ def test_a_good_shard_passes() -> None:
         assert tally.counts[f"cases_{error}_always"]
 
 
+@pytest.mark.full
 def test_a_short_write_that_is_taken_for_a_whole_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(self: Disk, fd: int, data: bytes, offset: int) -> None:
         vars(disk)["os"].pwrite(fd, data, offset)
@@ -50,6 +51,7 @@ def test_a_short_write_that_is_taken_for_a_whole_one_is_found(monkeypatch: pytes
         assert ioerrors.run(1).findings
 
 
+@pytest.mark.full
 def test_a_failed_write_that_is_not_taken_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wal, "_cut", lambda self: None)
     monkeypatch.setattr(Wal, "discard", lambda self: None)
