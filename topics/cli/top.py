@@ -1,6 +1,6 @@
 """`topics top`: a running server, live: its shards and its processes, refreshed in place until q or Ctrl-C.
 
-From the counters page alone: none of its processes is asked, so it shows one that hangs, too.
+From the counters page alone, for which only the supervisor is asked: so it shows a process that hangs, too.
 
 Exit codes: 0 ended by q, or done with --once; 1 it could not be done, or the server stopped; 2 the command was not
 understood; 130 Ctrl-C.
