@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_what_arrives_can_be_written_by_nobody(server: InspectSocket) -> None:
             lambda: os.pwrite(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), b"x", 0),
             lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0),
         ):
-            with pytest.raises(OSError) as refused:
+            with pytest.raises(OSError, match=r"not permitted|denied") as refused:
                 attempt()
             assert refused.value.errno in (errno.EPERM, errno.EACCES)
     finally:
@@ -93,9 +94,11 @@ def test_who_does_not_answer_is_waited_for_a_bounded_time() -> None:
         deaf.listen(0)
         name = deaf.getsockname()[1:].decode()
         began = time.monotonic()
-        with pytest.raises(NoAnswer, match="did not answer within 0.2 s"):  # accepted by the kernel
+        with pytest.raises(NoAnswer, match=r"did not answer within 0\.2 s"):  # accepted by the kernel
             ask(name, os.getpid(), patience_s=0.2)
-        with connect(name), pytest.raises(NoAnswer, match="did not answer within 0.2 s"):  # its queue is full
+        with pytest.raises(
+            NoAnswer, match=r"did not answer within 0\.2 s"
+        ):  # its queue is full: who has left is still in it
             ask(name, os.getpid(), patience_s=0.2)
         assert time.monotonic() - began < 2
 
@@ -160,7 +163,7 @@ def test_a_supervisor_without_descriptors_says_so(server: InspectSocket) -> None
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
     taken = []
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
         peer.connect(f"\0{server.name}")

@@ -321,14 +321,15 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except FileNotFoundError:
-        return _hidden(pid)
-    except (OSError, IndexError):
+    except (ProcessLookupError, IndexError):
         return False
+    except OSError:
+        return _takes_signals(pid)
 
 
-def _hidden(pid: int) -> bool:
-    """Where /proc is mounted with hidepid it does not show a process that is not dumpable, even to its own user."""
+def _takes_signals(pid: int) -> bool:
+    """Where /proc is mounted with hidepid it does not show a process that is not dumpable, even to its own user. And
+    where we have no descriptor left we can't look there."""
     if pid <= 0:
         return False  # kill would take it for a group
     try:
