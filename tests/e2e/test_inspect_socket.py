@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import TOPICS, clean_environment, eventually
+from e2e.server import TOPICS, clean_environment, eventually
 
 NOBODY = 65_534
 # The interpreter may be in a home that is closed to others. This capability reads files and lets nobody into a process;

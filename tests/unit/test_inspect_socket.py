@@ -96,9 +96,7 @@ def test_who_does_not_answer_is_waited_for_a_bounded_time() -> None:
         began = time.monotonic()
         with pytest.raises(NoAnswer, match=r"did not answer within 0\.2 s"):  # accepted by the kernel
             ask(name, os.getpid(), patience_s=0.2)
-        with pytest.raises(
-            NoAnswer, match=r"did not answer within 0\.2 s"
-        ):  # its queue is full: who has left is still in it
+        with pytest.raises(NoAnswer, match=r"did not answer within 0\.2 s"):  # who left fills its queue
             ask(name, os.getpid(), patience_s=0.2)
         assert time.monotonic() - began < 2
 

@@ -35,6 +35,7 @@ import msgspec
 
 from topics.errors import TopicsError
 from topics.shm.counters import Board
+from topics.shm.region import is_sealed, sealed_copy
 
 PATIENCE_S = 2.0
 _PAUSE_S = 0.002
@@ -43,8 +44,6 @@ _MAX_PACKET = 4_096
 _MAX_BYTES = 64 << 20
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
-_MFD_NOEXEC_SEAL = 8
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class RingSample(msgspec.Struct, frozen=True):
@@ -138,7 +137,7 @@ class InspectSocket:
 
     def _answer(self, peer: socket.socket) -> None:
         board, links = self._board(), msgspec.msgpack.encode(self._links())
-        fd = _sealed(board + links)
+        fd = sealed_copy(board + links)
         try:
             packet = msgspec.json.encode(Answer(len(board), len(links)))
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
@@ -179,24 +178,6 @@ def _tell(peer: socket.socket, answer: Answer) -> None:
 def _credentials(sock: socket.socket) -> tuple[int, int, int]:
     pid, user, group = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user, group
-
-
-def _sealed(content: bytes) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        fd = os.memfd_create("topics-inspect", flags | _MFD_NOEXEC_SEAL)  # some systems demand it
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-        fd = os.memfd_create("topics-inspect", flags)  # a kernel that does not know it
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def ask(name: str, pid: int, *, patience_s: float = PATIENCE_S) -> tuple[Board, list[LinkSample]]:
@@ -276,7 +257,7 @@ def _understood(packet: bytes, fds: list[int], flags: int, pid: int) -> tuple[Bo
         fd, size = fds[0], answer.board_bytes + answer.links_bytes
         if min(answer.board_bytes, answer.links_bytes) < 0 or size > _MAX_BYTES or os.fstat(fd).st_size != size:
             raise nonsense
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if not is_sealed(fd):
             raise nonsense  # memory that could shrink below us
         text = os.pread(fd, answer.links_bytes, answer.board_bytes)
         links = msgspec.msgpack.decode(text, type=list[LinkSample])

@@ -26,6 +26,8 @@ from topics.cli.shards import Figures, Watched, interval_option, screen
 from topics.cli.tables import console
 from topics.errors import ServerNotRunning
 
+_LAST_STEPS_S = 1.0
+
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one reading and end, for a script; so it does without a terminal.")
@@ -70,9 +72,18 @@ def _print(watched: Watched, interval_s: float, *, once: bool, as_json: bool) ->
 
 
 def _figures(watched: Watched) -> Figures:
+    stopped = ServerNotRunning(f"the server with pid {watched.info.pid} has stopped")
     if not watched.running:
-        raise ServerNotRunning(f"the server with pid {watched.info.pid} has stopped")
-    return watched.figures()
+        raise stopped
+    try:
+        return watched.figures()
+    except ServerNotRunning:
+        until = time.monotonic() + _LAST_STEPS_S
+        while watched.running:  # it shows nothing any more a moment before it ends
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        raise stopped from None
 
 
 def _live(watched: Watched, interval_s: float) -> None:
