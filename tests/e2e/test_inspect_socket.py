@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def as_nobody(*command: str) -> subprocess.CompletedProcess[str]:
+def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*BECOME, *command], capture_output=True, text=True, cwd="/", env=clean_environment(), timeout=60
     )
