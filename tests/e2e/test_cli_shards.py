@@ -111,7 +111,7 @@ def test_what_is_added_is_counted(tmp_path: Path) -> None:
 
 def _holds_shared_memory(pid: int) -> bool:
     try:
-        return "/dev/shm/topics-" in Path(f"/proc/{pid}/maps").read_text()
+        return "/memfd:topics-sealed" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
 

@@ -23,7 +23,7 @@ from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
 from topics.actors.datadir import read_lock_info
 from topics.actors.outside import open_board
-from topics.actors.rings import look_at_rings
+from topics.actors.rings import links_of, look_at_rings
 from topics.errors import TopicsError
 from topics.shm.counters import Board, State, Word
 
@@ -244,7 +244,7 @@ class Server:
 
     def sent(self, writer: str, reader: str) -> int:
         """The bytes that one process has put into its ring to another, taken or not."""
-        rings = look_at_rings(self.board)
+        rings = look_at_rings(links_of(self.board.row("supervisor")[Word.PID]), self.board)
         return next(ring.written for ring in rings if (ring.writer, ring.reader) == (writer, reader))
 
     def deaths(self) -> int:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 
 import trio
 
 from topics.actors.control import LinkGrant
 from topics.actors.heartbeat import HeartbeatWatch
+from topics.actors.inspect_socket import LinkSample
 from topics.actors.process import ChildProcess, ProcessSpec
 from topics.actors.restarts import Action, ChildLife, Event, Life
+from topics.actors.rings import sample_link
 from topics.shm.counters import Board
 
 
@@ -108,6 +111,7 @@ class Link:
         self.up = False
         # Of its region, for `topics rings`: the ends are not dumpable, so their descriptors can't be opened.
         self._fd = -1
+        self._lock = threading.Lock()  # the thread of the inspect socket reads what the event loop closes
 
     @property
     def label(self) -> str:
@@ -118,18 +122,26 @@ class Link:
         self.up = True
         self._let_go()
         try:
-            self._fd = os.dup(region_fd)
+            kept = os.dup(region_fd)
         except OSError:
-            pass  # no descriptor is left: the link works without
+            return  # no descriptor is left: the link works without
+        with self._lock:
+            self._fd = kept
 
     def down(self) -> None:
         self.up = False
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def sample(self) -> LinkSample | None:
+        """Where its rings stand, from any thread; None while it is down."""
+        with self._lock:
+            return None if self._fd < 0 else sample_link(self._fd, self.ends[0].name, self.ends[1].name)
 
     def peer_of(self, child: Child) -> Child:
         return self.ends[1] if child is self.ends[0] else self.ends[0]

@@ -54,6 +54,7 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
     board_fd: int | None = None
     board_size: int | None = None
     orders: str | None = None  # the name of the socket that takes them (orders.py)
+    inspect: str | None = None  # likewise of the one that shows the board (inspect_socket.py)
 
     @property
     def address(self) -> str:
@@ -132,7 +133,7 @@ class DataDir:
         try:
             while not _try_lock(fd, path):
                 holder = _read_info(fd)
-                if (holder is not None and _alive(holder.pid)) or time.monotonic() >= deadline:
+                if (holder is not None and alive(holder.pid)) or time.monotonic() >= deadline:
                     raise _locked(path, holder)
                 time.sleep(_POLL_S)
         except BaseException:
@@ -259,7 +260,7 @@ def read_lock_info(data_dir: str) -> LockInfo:
     try:
         info = _read_info(fd)
         # A shared lock that is granted proves that nobody holds the exclusive one; closing gives it back.
-        if info is None or _try_lock(fd, data_dir, shared=True) or not _alive(info.pid):
+        if info is None or _try_lock(fd, data_dir, shared=True) or not alive(info.pid):
             raise nobody
         return info
     finally:
@@ -295,7 +296,7 @@ def _try_lock(fd: int, path: str, *, shared: bool = False) -> bool:
 
 def _locked(path: str, holder: LockInfo | None) -> DataDirLocked:
     elsewhere = "or choose another folder with TOPICS_DATA_DIR"
-    if holder is not None and _alive(holder.pid):
+    if holder is not None and alive(holder.pid):
         return DataDirLocked(
             f"the data folder {path} is in use by the server with pid {holder.pid} on {holder.address}: "
             f"stop that one first (kill {holder.pid}), {elsewhere}"
@@ -315,13 +316,29 @@ def _read_info(fd: int) -> LockInfo | None:
         return None
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     """Whether it runs; a zombie has let go of its files, whatever its parent still waits for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
+    except (ProcessLookupError, IndexError):
         return False
+    except OSError:
+        return _takes_signals(pid)
+
+
+def _takes_signals(pid: int) -> bool:
+    """Where /proc is mounted with hidepid it does not show a process that is not dumpable, even to its own user. And
+    where we have no descriptor left we can't look there."""
+    if pid <= 0:
+        return False  # kill would take it for a group
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _holds_data(data_dir: str) -> bool:

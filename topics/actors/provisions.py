@@ -19,7 +19,7 @@ def require_shared_memory(needed: int) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Of the supervisor, which stays dumpable so that commands can open its board; children inherit the limit."""
+    """Of the supervisor; children inherit the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 

@@ -30,6 +30,7 @@ import msgspec
 import trio
 
 from topics import __version__, limits
+from topics.actors.child import show_memory
 from topics.actors.children import Child, Link
 from topics.actors.control import (
     ChannelClosed,
@@ -47,6 +48,7 @@ from topics.actors.control import (
 )
 from topics.actors.datadir import DataDir, LockInfo, url
 from topics.actors.estate import Estate
+from topics.actors.inspect_socket import InspectSocket, LinkSample
 from topics.actors.listener import write_port_file
 from topics.actors.log import Log, announce
 from topics.actors.notify import Bulletin, Informer, ServiceManager
@@ -96,6 +98,7 @@ class Supervisor:
         raise_open_files_limit(settings.max_connections)
         if not settings.dumpable:
             forbid_core_dumps()
+            show_memory(False)
         self._settings = settings
         self._folder = folder
         self._stop_timeout_s = stop_timeout_ms / 1_000
@@ -122,11 +125,19 @@ class Supervisor:
         self._reloads = Reloads(log=self._log, refusal=self._no_reload, renew_keys=self._renew_keys)
         self._terminal = os.isatty(0)
         self._manager = manager
+        self._inspect = InspectSocket(self._show_board, self._show_links)
         self._announce()
 
     @property
     def board(self) -> Board:
         return self._estate.board
+
+    def _show_board(self) -> bytes:
+        return bytes(self.board.region.view)
+
+    def _show_links(self) -> list[LinkSample]:
+        samples = [link.sample() for link in self._links]
+        return [sample for sample in samples if sample is not None]
 
     def _announce(self) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -144,6 +155,7 @@ class Supervisor:
                 board_size=self.board.region.size,
                 version=__version__,
                 orders=self._reloads.address,
+                inspect=self._inspect.name,
             )
         )
         if self._settings.port_file is not None:
@@ -527,6 +539,7 @@ class Supervisor:
     def close(self) -> None:
         """After run(); the folder stays with whoever claimed it."""
         self._reloads.close()
+        self._inspect.close()
         self._estate.close()
 
 

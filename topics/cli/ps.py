@@ -1,4 +1,4 @@
-"""`topics ps`: the processes of a running server, read from its board without asking any of them."""
+"""`topics ps`: the processes of a running server, read from its board, which a thread of the supervisor shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
+from topics.actors.outside import look_inside
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.terminal import plain
 from topics.shm.counters import Row, State, Word
@@ -38,7 +38,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 def ps(data_dir: str | None, as_json: bool) -> None:
     """Show the processes of a running server: which run, since when, and how often they were started again.
 
-    None of them is asked, so this works while they hang.
+    Only the supervisor is asked, so this works while the others hang; for root also while the supervisor does.
 
     \b
       topics ps
@@ -55,7 +55,7 @@ def ps(data_dir: str | None, as_json: bool) -> None:
 
 def look(data_dir: str) -> Listing:
     info = read_lock_info(data_dir)
-    board = open_board(info)
+    board = look_inside(info).board
     try:
         lines = [_line(row) for row in board.rows()]
     finally:

@@ -1,6 +1,6 @@
 """`topics rings`: every ring between the processes of a running server, for one that is stuck.
 
-Read from shared memory without asking anyone; nothing is written there.
+Only the supervisor is asked, and nothing is written to shared memory.
 
 Exit codes: 0 done; 1 it could not be done, or a ring is stuck or damaged; 2 the command was not understood; 130 Ctrl-C.
 """
@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
+from topics.actors.outside import look_inside
 from topics.actors.rings import RingState, look_at_rings
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.tables import Column, show, wide_option
@@ -55,13 +55,18 @@ def rings(interval_s: float, data_dir: str | None, wide: bool, as_json: bool) ->
     The exit code is 1 if a ring is stuck or damaged.
     """
     with failures_told():
-        board = open_board(read_lock_info(folder_name(data_dir)))
+        info = read_lock_info(folder_name(data_dir))
+        sight = look_inside(info)
         try:
-            before = look_at_rings(board)
-            time.sleep(interval_s)
-            lines = [_line(ring, before, board) for ring in look_at_rings(board)]
+            before = look_at_rings(sight.links, sight.board)
         finally:
-            board.close()
+            sight.board.close()
+        time.sleep(interval_s)
+        sight = look_inside(info)
+        try:
+            lines = [_line(ring, before, sight.board) for ring in look_at_rings(sight.links, sight.board)]
+        finally:
+            sight.board.close()
         if as_json:
             print_json(lines)
         else:

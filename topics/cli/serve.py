@@ -15,6 +15,7 @@ import click
 import trio
 
 from topics import __version__
+from topics.actors.child import show_memory
 from topics.actors.datadir import DataDir, LockInfo
 from topics.actors.listener import given_listener
 from topics.actors.notify import ServiceManager
@@ -84,11 +85,13 @@ def serve(config: str | None, host: str | None, port: int | None, data_dir: str 
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
     try:
+        show_memory(False)  # until the settings say otherwise
         environ = conceal(os.environ)  # first: it may start us anew
         listener = given_listener(os.environ, os.getpid())
         address = None if listener is None else listener.getsockname()[:2]
         found = load(environ, config=config, options=given, socket=address)
         settings = found.settings
+        show_memory(settings.dumpable)
         require_keys(settings)
         manager = ServiceManager.from_environment(os.environ)
         for name in FOR_US_ALONE:

@@ -1,4 +1,4 @@
-"""`topics shards`: how the shards of a running server do, from the counters page alone: none of its processes is asked.
+"""`topics shards`: how the shards of a running server do, from the counters page, which the supervisor shows.
 
 Rates come from two readings. Figures are up to a second old, because that is how often the processes write them.
 
@@ -7,15 +7,14 @@ Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 the command w
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from topics.actors.datadir import LockInfo, read_lock_info
-from topics.actors.outside import open_board
+from topics.actors.datadir import LockInfo, alive, read_lock_info
+from topics.actors.outside import look_inside
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.ps import rss_bytes, uptime_text
 from topics.cli.tables import Column, console, fitted, turned
@@ -100,18 +99,24 @@ class Watched:
     def __init__(self, data_dir: str) -> None:
         self.data_dir = data_dir
         self.info: LockInfo = read_lock_info(data_dir)
-        self.board: Board = open_board(self.info)
+        self.board: Board = look_inside(self.info).board
         self._before = self._read()
 
     def _read(self) -> dict[str, Reading]:
         return {row.name: Reading(time.monotonic_ns(), row.words.tolist()) for row in self.board.rows()}
 
+    def _look_again(self) -> None:
+        board = look_inside(self.info).board
+        self.board.close()
+        self.board = board
+
     @property
     def running(self) -> bool:
-        return bool(self.board.row("supervisor")[Word.PID]) and os.path.exists(f"/proc/{self.info.pid}")
+        return bool(self.board.row("supervisor")[Word.PID]) and alive(self.info.pid)
 
     def figures(self) -> Figures:
         """What has been so since the last call."""
+        self._look_again()
         before, now = self._before, self._read()
         self._before = now
         processes = [_process(row, before[row.name], now[row.name]) for row in self.board.rows()]
@@ -138,9 +143,9 @@ class Watched:
 def shards(interval_s: float, data_dir: str | None, as_json: bool) -> None:
     """Show how the shards of a running server do.
 
-    None of its processes is asked, so this works while they hang. Rates are those of --interval. frames/write: how many
-    batches share a write. sync p50 and p99: what half and 99 of 100 syncs took at most. backlog: what the log holds,
-    which a start would have to read. pressure: calm, coalesce, widen, defer or refuse.
+    Only the supervisor is asked, so this works while the others hang. Rates are those of --interval. frames/write: how
+    many batches share a write. sync p50 and p99: what half and 99 of 100 syncs took at most. backlog: what the log
+    holds, which a start would have to read. pressure: calm, coalesce, widen, defer or refuse.
 
     \b
       topics shards

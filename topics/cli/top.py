@@ -1,6 +1,6 @@
 """`topics top`: a running server, live: its shards and its processes, refreshed in place until q or Ctrl-C.
 
-From the counters page alone: none of its processes is asked, so it shows one that hangs, too.
+From the counters page alone, for which only the supervisor is asked: so it shows a process that hangs, too.
 
 Exit codes: 0 ended by q, or done with --once; 1 it could not be done, or the server stopped; 2 the command was not
 understood; 130 Ctrl-C.
@@ -25,6 +25,8 @@ from topics.cli.place import data_dir_option, failures_told, folder_name, json_o
 from topics.cli.shards import Figures, Watched, interval_option, screen
 from topics.cli.tables import console
 from topics.errors import ServerNotRunning
+
+_LAST_STEPS_S = 1.0
 
 
 @click.command()
@@ -70,9 +72,18 @@ def _print(watched: Watched, interval_s: float, *, once: bool, as_json: bool) ->
 
 
 def _figures(watched: Watched) -> Figures:
+    stopped = ServerNotRunning(f"the server with pid {watched.info.pid} has stopped")
     if not watched.running:
-        raise ServerNotRunning(f"the server with pid {watched.info.pid} has stopped")
-    return watched.figures()
+        raise stopped
+    try:
+        return watched.figures()
+    except ServerNotRunning:
+        until = time.monotonic() + _LAST_STEPS_S
+        while watched.running:  # it shows nothing any more a moment before it ends
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        raise stopped from None
 
 
 def _live(watched: Watched, interval_s: float) -> None:
