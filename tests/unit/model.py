@@ -512,7 +512,9 @@ class Shard:
         for path in self.recovered.snapshots:
             self.mover.adopt_snapshot(path)
         remove_leftovers(self.recovered, self.settings.data_dir, cold=False, shard=0, shards=1, disk=self.disk)
-        if self.cold is not None:
+        if self.relocator is not None and self.recovered.away is not None:
+            self.relocator.trouble(ColdTierGone(self.recovered.away))
+        elif self.cold is not None:
             with self.cold.opened() as root:
                 remove_leftovers(self.recovered, root, cold=True, shard=0, shards=1, disk=self.disk)
         self._files = files

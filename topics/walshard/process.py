@@ -151,6 +151,8 @@ class Shard:
             self._relocator = Relocator(self._disk, tier=self._cold, settings=settings, now_ms=clock.now_ms)
             self._relocator.on_trouble = lambda reason: context.log.warning("relocation stopped", reason=reason)
             self._relocator.on_back = lambda: context.log.info("relocation goes on", cold_dir=place)
+            if recovered.away is not None:
+                self._relocator.trouble(ColdTierGone(recovered.away))
             for topic in recovered.topics.values():
                 self._relocator.consider(topic)
         self._mover = Mover(
