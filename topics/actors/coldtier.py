@@ -11,8 +11,8 @@ cold.json is written before the manifest names the folder: a crash in between le
 the same settings, refuses only if something else is in it.
 
 A cold tier that is away (its disk is not mounted, or can't be read) does not keep a server from starting: `why_away`
-says so, the shards serve what they have, and go on with it when it is back. Nothing is made at its place meanwhile. What is
-refused is another's folder, and a new place while the old one, which has segments, is out of reach.
+says so, the shards serve what they have, and go on with it when it is back. Nothing is made at its place meanwhile.
+What is refused is another's folder, and a new place while the old one, which has segments, is out of reach.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Shard:
                 with self._cold.opened() as root:
                     removed += self._remove_leftovers(recovered, root, cold=True)
             except ColdTierGone as error:
-                context.log.warning("leftover files stay", reason=str(error))
+                recovered.away = str(error)
         if removed:
             context.log.info("removed leftover files", files=removed)
 
