@@ -314,7 +314,7 @@ def test_a_shard_that_dies_meanwhile_comes_back_without_the_disk(start: Start, t
     server.signal_child("shard-0")
     with server.client() as api:
         eventually(lambda: "relocation stopped" in server.output(), what="the disk missed by another process")
-        eventually(lambda: api.append("t", 1).status == 200, what="an append")
+        eventually(lambda: api.append("t", [RECORDS + 1]).status == 200, what="an append")
         assert "recovery postponed" not in server.output()
         away.rename(place)
         assert everything(api, "t") == [*ALL, RECORDS + 1]
