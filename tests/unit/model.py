@@ -20,7 +20,7 @@ from figures import RECOVERIES
 from topics.actors import messages
 from topics.actors.clock import Clock
 from topics.actors.messages import Op
-from topics.errors import ApiError
+from topics.errors import ApiError, ColdTierGone
 from topics.settings import Settings
 from topics.storage import columns
 from topics.storage.config import TopicConfig
@@ -512,9 +512,12 @@ class Shard:
         for path in self.recovered.snapshots:
             self.mover.adopt_snapshot(path)
         remove_leftovers(self.recovered, self.settings.data_dir, cold=False, shard=0, shards=1, disk=self.disk)
-        if self.cold is not None:
-            with self.cold.opened() as root:
-                remove_leftovers(self.recovered, root, cold=True, shard=0, shards=1, disk=self.disk)
+        if self.cold is not None and self.relocator is not None:
+            try:
+                with self.cold.opened() as root:
+                    remove_leftovers(self.recovered, root, cold=True, shard=0, shards=1, disk=self.disk)
+            except ColdTierGone as error:
+                self.relocator.trouble(error)
         self._files = files
         self.is_open = True
 

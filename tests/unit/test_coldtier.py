@@ -47,10 +47,8 @@ def test_it_is_known_again_where_it_was_moved_to(data: Path, tmp_path: Path) -> 
     manifest = settle(data, NEW, tmp_path / "cold")
     add_segment(tmp_path / "cold")
     (tmp_path / "cold").rename(tmp_path / "moved")
-    with pytest.raises(StartRefused, match="mount that disk"):
-        settle(data, manifest, None)
-    with pytest.raises(StartRefused, match="mount that disk"):
-        settle(data, manifest, tmp_path / "cold")
+    assert settle(data, manifest, None) == manifest, "it may come back"
+    assert settle(data, manifest, tmp_path / "cold") == manifest
     assert not (tmp_path / "cold").exists()
     moved = settle(data, manifest, tmp_path / "moved")
     assert moved.cold == str(tmp_path / "moved")

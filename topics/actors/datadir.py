@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from topics.actors.coldtier import settle_cold
+from topics.actors.coldtier import settle_cold, why_away
 from topics.errors import CorruptData, DataDirLocked, FormatError, ServerNotRunning, StartRefused
 from topics.storage.format import FORMAT_VERSION
 from topics.storage.manifest import (
@@ -70,6 +70,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     old_shards: int | None = None
     cold: str | None = None  # where segments may be that are not in the data folder
     cold_id: str | None = None  # what its marker says
+    cold_away: str | None = None  # why it can't be reached, and what to do
 
     @property
     def changes(self) -> bool:
@@ -176,7 +177,13 @@ class DataDir:
         elif not _is_checked(self.path):
             write_manifest(self.path, manifest)
         if manifest.shards == wal_shards:
-            return LayoutPlan(layout=manifest.layout, shards=wal_shards, cold=manifest.cold, cold_id=manifest.cold_id)
+            return LayoutPlan(
+                layout=manifest.layout,
+                shards=wal_shards,
+                cold=manifest.cold,
+                cold_id=manifest.cold_id,
+                cold_away=why_away(manifest),
+            )
         return LayoutPlan(
             layout=manifest.layout + 1,
             shards=wal_shards,
@@ -184,6 +191,7 @@ class DataDir:
             old_shards=manifest.shards,
             cold=manifest.cold,
             cold_id=manifest.cold_id,
+            cold_away=why_away(manifest),
         )
 
     def commit_layout(self, plan: LayoutPlan) -> LayoutPlan:

@@ -104,6 +104,8 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_ms / 1_000
         self._log = Log(NAME, settings.log, settings.log_format)
         self._plan = folder.plan_layout(settings.wal_shards, cold_dir=settings.cold_dir)
+        if self._plan.cold_away is not None:
+            self._log.error("cold tier away", reason=self._plan.cold_away)
         self._estate = Estate(settings, specs, own_name=NAME, listener=listener)
         self.port: int = self._estate.listener.getsockname()[1]
         self._row = self.board.row(NAME)

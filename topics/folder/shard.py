@@ -31,7 +31,15 @@ from topics.storage.paths import (
     topics_dir,
 )
 from topics.storage.segment import BlockEntry, decode_segment_header, scan_blocks
-from topics.storage.snapshot import SegmentState, TopicState, decode_snapshot, decode_topic
+from topics.storage.snapshot import (
+    ColdState,
+    SegmentState,
+    TopicState,
+    decode_snapshot,
+    decode_topic,
+    join_flags,
+    unpack_flags,
+)
 
 _LENGTHS = struct.Struct("<4I")
 _APPEND = int(FrameType.APPEND)
@@ -140,8 +148,12 @@ class Shard:
     def _load_topic(self, state: TopicState) -> None:
         topic = Topic.restored(state, shard=self.number)
         self.topics[state.id] = topic
+        cold = {noted.first_seq: noted for noted in state.cold}
         for known in state.segments:
+            noted = cold.get(known.first_seq)
             for batch in self._load_segment(state.id, known):
+                if noted is not None:
+                    _add_flags(batch, noted)
                 topic.add(batch)
 
     def _load_segment(self, topic_id: int, known: SegmentState) -> list[Batch]:
@@ -225,6 +237,16 @@ def _flags(fd: int, blocks: list[BlockEntry]) -> list[bytearray | None]:
         flags = os.pread(fd, entry.count, entry.flags_offset)
         found.append(bytearray(flags) if DELETED in flags else None)
     return found
+
+
+def _add_flags(batch: Batch, noted: ColdState) -> None:
+    """What the snapshot knows of a segment in the cold tier, and its file may not."""
+    if batch.first in noted.dead:
+        batch.flags = bytearray([DELETED]) * batch.count
+    for first, bits, _ in noted.rows:
+        if first == batch.first and bits:
+            flags = unpack_flags(bits, batch.count)
+            batch.flags = flags if batch.flags is None else join_flags(batch.flags, flags)
 
 
 def _block(file: str, salt: int, entry: BlockEntry, flags: bytearray | None) -> Batch:

@@ -268,11 +268,13 @@ class Handlers:
             return error_response(
                 ApiError("not_ready", f"not ready: {', '.join(states)} not serving yet", detail, retry_after_s=1)
             )
-        content = {
+        content: dict[str, Any] = {
             "status": "ready",
             "wal_replay_complete": True,
             "topics": sum(row[Word.TOPICS] for row in rows),
         }
+        if without := [row.name for row in rows if row[Word.COLD_GONE]]:
+            content["degraded"] = {"cold_tier_missing": without}
         return Response(200, with_performance(content, request.started_ns))
 
 

@@ -12,7 +12,11 @@ from xxhash import xxh3_64_intdigest
 
 from topics.errors import CorruptData, FormatError
 from topics.storage.config import TopicConfig
-from topics.storage.format import FORMAT_VERSION, SNAPSHOT_HEADER, SNAPSHOT_MAGIC, check_version
+from topics.storage.format import DELETED, FORMAT_VERSION, SNAPSHOT_HEADER, SNAPSHOT_MAGIC, check_version
+
+_AS_DIGITS = bytes(ord("1") if flag == DELETED else ord("0") for flag in range(256))
+_AS_SET = bytes(DELETED if flag == DELETED else 0 for flag in range(256))
+_AS_FLAGS = bytes(DELETED if digit == ord("1") else 0 for digit in range(256))
 
 
 class SegmentState(msgspec.Struct, array_like=True):
@@ -43,6 +47,15 @@ class PipeState(msgspec.Struct, array_like=True):
     logged: bool = False  # copies above `flushed_to` are in the log by their seqs (control.CopiesLine)
 
 
+class ColdState(msgspec.Struct, array_like=True):
+    """What is deleted of a segment in the cold tier: its file there may be out of reach, or not know it yet. Flags that
+    are set here or in the file are set."""
+
+    first_seq: int  # of the segment
+    rows: list[tuple[int, bytes, int]] = []  # blocks of which a part is live: first seq, pack_flags(), live bytes or 0
+    dead: list[int] = []  # blocks above the floor of which nothing is live, by their first seqs
+
+
 class TopicState(msgspec.Struct, array_like=True):
     id: int
     name: str
@@ -70,6 +83,7 @@ class TopicState(msgspec.Struct, array_like=True):
     skipped_total: int = 0  # seqs that no record has and no range above names: see Topic.pass_over
     lost_total: int = 0  # of evicted_total: seqs of holes, which no cap took
     tail: list[tuple[int, int]] = []  # batches with live records that are in the log alone, neighbours joined
+    cold: list[ColdState] = []  # of every segment in the cold tier that has delete flags
 
     @property
     def deleted_above(self) -> int:
@@ -98,14 +112,35 @@ _decode_topic = msgspec.msgpack.Decoder(TopicState).decode
 
 def encode_topic(state: TopicState) -> bytes:
     """Without the last fields where they say nothing, as in most topics: those of all are read at every start."""
-    if state.tail:
+    if state.cold:
         return _encode_shard(state)
-    silent = 1 if state.skipped_total or state.lost_total else 3
+    silent = 1 if state.tail else 2 if state.skipped_total or state.lost_total else 4
     return _encode_shard(msgspec.structs.astuple(state)[:-silent])
 
 
 def decode_topic(raw: bytes | msgspec.Raw) -> TopicState:
     return _decode_topic(raw)
+
+
+def pack_flags(flags: bytes | bytearray | None) -> bytes:
+    """Delete flags as bits, that of the first record lowest, without the zero bytes at the end."""
+    if not flags:
+        return b""
+    return int(flags.translate(_AS_DIGITS)[::-1], 2).to_bytes((len(flags) + 7) // 8, "little").rstrip(b"\0")
+
+
+def unpack_flags(bits: bytes, count: int) -> bytearray:
+    digits = f"{int.from_bytes(bits, 'little'):0{count}b}".encode()
+    if len(digits) != count:
+        raise CorruptData(f"delete flags of {len(digits)} records for a block of {count}")
+    return bytearray(digits[::-1].translate(_AS_FLAGS))
+
+
+def join_flags(flags: bytearray, more: bytes | bytearray) -> bytearray:
+    """What is set in either."""
+    mine = int.from_bytes(flags.translate(_AS_SET), "little")
+    others = int.from_bytes(more.translate(_AS_SET), "little")
+    return bytearray((mine | others).to_bytes(len(flags), "little"))
 
 
 def encode_snapshot(state: ShardState) -> bytes:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from topics import limits
+from topics.errors import Unreachable
 from topics.storage.columns import Columns
 from topics.walshard.cache import BatchCache
 from topics.walshard.rows import Row
 from topics.walshard.segments import Segment
-from topics.walshard.topic import Topic, record_sizes
+from topics.walshard.topic import Topic, record_sizes, shares
 from topics.walshard.worker import Worker
 
 _THREADS = 4
@@ -55,12 +56,18 @@ def window(topic: Topic, cache: BatchCache, *, first: Row, records: int, size: i
 
 
 def need_sizes(rows: Sequence[Row], cache: BatchCache) -> None:
-    """Before something changes that needs the sizes of these rows' records: what can't be read is an error now."""
+    """Before something changes that needs the sizes of these rows' records: what can't be read is an error now, unless
+    the disk of the cold tier is away. Then the sizes are estimated."""
     missing = [row for row in rows if row.sizes is None and cache.away(row)]
     if missing:
         raise Away(missing, measures=True)
     for row in rows:
-        row.sizes = record_sizes(row)
+        try:
+            row.sizes = record_sizes(row)
+        except Unreachable:
+            if not row.source.out_of_reach:
+                raise
+            shares(row)  # nobody knows when the disk will be back, and a delete needs no more than the seqs
 
 
 class _Flight:

@@ -1,4 +1,5 @@
-"""Files that nothing names any more: of dropped topics, unfinished flushes, other layouts. Removed at start.
+"""Files that nothing names any more: of dropped topics, unfinished flushes, other layouts. Removed at start, and those
+of the cold tier also when its disk comes back.
 
 Only after recovery has succeeded: what it refused to read may be what an operator needs. Removing is idempotent.
 """
@@ -12,29 +13,42 @@ from topics.storage.config import owner_of_id
 from topics.storage.paths import parse_numbered, parse_topic_dir, shard_dir, topics_dir
 from topics.walshard.disk import Disk
 from topics.walshard.recovery import Recovered
+from topics.walshard.topic import Topic
 
 
 def remove_leftovers(recovered: Recovered, root: str, *, cold: bool, shard: int, shards: int, disk: Disk) -> int:
     """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files. `root` is
     the data folder, or the cold tier: there also copies whose hot files are still the ones that count."""
+    named = {topic.id: files_of(topic, cold=cold) for topic in recovered.topics.values()}
+    spared = {topic.id for topic in recovered.dropped}
+    return remove_unnamed(root, named, spared, shard=shard, shards=shards, disk=disk)
+
+
+def files_of(topic: Topic, *, cold: bool) -> set[str]:
+    """Names of its files in the cold tier, or in the data folder."""
+    named = {os.path.basename(segment.path) for segment in topic.segments if segment.cold == cold}
+    if not cold:
+        named |= {os.path.basename(segment.index_path) for segment in topic.segments}
+    return named
+
+
+def remove_unnamed(
+    root: str, named: dict[int, set[str]], spared: set[int], *, shard: int, shards: int, disk: Disk
+) -> int:
+    """`named`: the files that count, by topic id; `spared`: topics of which nothing goes."""
     folder = topics_dir(root)
-    known = {topic.id: topic for topic in recovered.topics.values()}
-    dropped = {topic.id for topic in recovered.dropped}
     removed = 0
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         topic_id = parse_topic_dir(name)
-        if topic_id is None or owner_of_id(topic_id, shards) != shard or topic_id in dropped:
+        if topic_id is None or owner_of_id(topic_id, shards) != shard or topic_id in spared:
             continue
-        topic = known.get(topic_id)
-        if topic is None:
+        known = named.get(topic_id)
+        if known is None:
             disk.remove_dir(os.path.join(folder, name))
             removed += 1
             continue
-        named = {os.path.basename(segment.path) for segment in topic.segments if segment.cold == cold}
-        if not cold:
-            named |= {os.path.basename(segment.index_path) for segment in topic.segments}
         for entry in os.listdir(os.path.join(folder, name)):
-            if entry not in named:
+            if entry not in known:
                 disk.unlink(os.path.join(folder, name, entry))
                 removed += 1
     return removed

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from topics import limits
-from topics.errors import DiskFull
+from topics.errors import ColdTierGone, DiskFull
 from topics.settings import Settings
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
@@ -31,6 +31,7 @@ from topics.walshard.copies import Copies
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.engine import Engine
 from topics.walshard.flush import Flush, Moved
+from topics.walshard.leftovers import files_of
 from topics.walshard.relocator import Relocator
 from topics.walshard.segments import OpenFiles, Segment
 from topics.walshard.topic import Topic
@@ -91,6 +92,7 @@ class Mover:
         self._flush = Flush(disk, files, settings=settings)
         self._relocator = relocator
         self._leaving: list[Segment] = []  # their copies count, their hot files are not gone yet
+        self._flags_due = False  # the cold disk is back, and lacks delete flags
         self.snapshot_lsn = snapshot_lsn
         self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
@@ -130,6 +132,9 @@ class Mover:
         if self.busy:
             return True
         self._unlink_freed()
+        if self._relocator is not None and self._relocator.returned and not self.keep_files:
+            self._relocator.returned = False
+            self._catch_up(self._relocator)
         if self._snapshot_is_due(quiet=quiet, pressed=pressed):
             self.checkpoint()
         elif (quiet or pressed) and (topic := self._next_to_flush(pressed=pressed)) is not None:
@@ -137,6 +142,18 @@ class Mover:
         elif engine.copies.bytes and (old := self._old_copies(now)) is not None:
             self.flush(old)
         return self.busy
+
+    def _catch_up(self, relocator: Relocator) -> None:
+        """The cold disk is back: it gets the flags that it lacks, and loses what nothing names. What the last snapshot
+        may name stays until there is another."""
+        engine = self._engine
+        cold = [segment for topic in engine.topics.values() for segment in topic.segments if segment.cold]
+        self._flags_due = any(segment.dirty for segment in cold)
+        named = {topic.id: files_of(topic, cold=True) for topic in engine.topics.values()}
+        for segment in self._dead:
+            named.setdefault(segment.header.topic_id, set()).add(os.path.basename(segment.path))
+        spared = {topic.id for topic in engine.dropped}
+        relocator.tidy(named, spared, shard=self._shard, shards=self._settings.wal_shards)
 
     def _next_to_flush(self, *, pressed: bool) -> Topic | None:
         settings = self._settings
@@ -177,7 +194,7 @@ class Mover:
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
-        if self._has_moved() or (quiet and self._leaving):
+        if self._has_moved() or (quiet and (self._leaving or self._flags_due)):
             return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
@@ -306,6 +323,7 @@ class Mover:
                     flags.append((segment, segment.take_dirty()))
                     topic.touched()
         engine.totals.dead_segments_gone()
+        self._flags_due = False
         flushed, self._flushed = self._flushed, False
         pipe_flushed, self._pipe_flushed = self._pipe_flushed, False
         dropped, engine.dropped = engine.dropped, []
@@ -328,6 +346,7 @@ class Mover:
         unsynced = [file.fd for file in wal.files if file.last_lsn > wal.synced_lsn]
 
         stayed: dict[Segment, Exception] = {}  # their copies are out of reach
+        missed: dict[Segment, ColdTierGone] = {}  # as are their flags; the snapshot has them
 
         def write() -> None:
             for fd in unsynced:  # a snapshot never covers what is not on the platter
@@ -338,7 +357,10 @@ class Mover:
                 if (error := segment.leave()) is not None:
                     stayed[segment] = error
             for segment, rows in flags:
-                segment.write_flags(rows)
+                try:
+                    segment.write_flags(rows)
+                except ColdTierGone as error:
+                    missed[segment] = error
             self._disk.write_whole(path, encode_snapshot(state))
             kill_point("snapshot")
             for old in stale:
@@ -356,6 +378,11 @@ class Mover:
             for pipe, at in pipes:
                 pipe.saved_at = at
             settle(leaving)
+            for segment, rows in dirty:
+                if (error := missed.get(segment)) is not None:
+                    segment.dirty |= rows
+                    if self._relocator is not None:
+                        self._relocator.trouble(error)
             if self.keep_files:
                 return
             for segment in dead:

@@ -151,6 +151,8 @@ class Shard:
             self._relocator = Relocator(self._disk, tier=self._cold, settings=settings, now_ms=clock.now_ms)
             self._relocator.on_trouble = lambda reason: context.log.warning("relocation stopped", reason=reason)
             self._relocator.on_back = lambda: context.log.info("relocation goes on", cold_dir=place)
+            if recovered.away is not None:
+                self._relocator.trouble(ColdTierGone(recovered.away))
             for topic in recovered.topics.values():
                 self._relocator.consider(topic)
         self._mover = Mover(
@@ -214,7 +216,7 @@ class Shard:
                 with self._cold.opened() as root:
                     removed += self._remove_leftovers(recovered, root, cold=True)
             except ColdTierGone as error:
-                context.log.warning("leftover files stay", reason=str(error))
+                recovered.away = str(error)
         if removed:
             context.log.info("removed leftover files", files=removed)
 

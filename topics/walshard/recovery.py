@@ -83,6 +83,7 @@ class Recovered(msgspec.Struct):
     snapshot_due: bool  # heads went up, and only a snapshot can say so
     frames: int
     notes: list[str]
+    away: str | None = None  # why segments of the cold tier have not been seen
 
 
 class _Folder(msgspec.Struct):
@@ -188,6 +189,7 @@ class Recovery:
             snapshot_due=self._jumped,
             frames=self._frames,
             notes=self.notes,
+            away=self._loader.away,
         )
 
     def _refuse_if_topics_exist(self, folder: _Folder, *, owner: int, shards: int) -> None:

@@ -26,6 +26,7 @@ from topics.errors import ColdTierGone, CorruptData, DiskFull
 from topics.settings import Settings
 from topics.storage.paths import segment_name, topic_dir
 from topics.walshard.disk import Disk
+from topics.walshard.leftovers import remove_unnamed
 from topics.walshard.segments import Segment
 from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic
@@ -71,6 +72,7 @@ class Relocator:
         self._closing = False
         self._stopped = False  # said so once
         self.gone = False  # the disk is not there; said so once
+        self.returned = False  # it was gone and is back: the mover has to write what it has missed
         self.event_fd = self._worker.event_fd
         self.arrived: list[Arrival] = []
         self.tiered: set[Topic] = set()  # topics that have segments in the cold tier
@@ -134,6 +136,7 @@ class Relocator:
                 self._trouble(error)
             elif self.gone:
                 self.gone = self._stopped = False
+                self.returned = True
                 self._retry_ms = 0
                 self.on_back()
 
@@ -171,6 +174,10 @@ class Relocator:
         time.sleep(min(took_s, 0.5))
         return not self._closing
 
+    def trouble(self, error: Exception) -> None:
+        """Somebody met it: said once, and looked at again later."""
+        self._trouble(error)
+
     def _trouble(self, error: Exception) -> None:
         if not isinstance(error, OSError | DiskFull | CorruptData):
             raise error
@@ -191,6 +198,7 @@ class Relocator:
                 self.remove(topic.id, segment)
                 continue
             segment.relocate(path, self._tier)
+            topic.touched()  # snapshots have the flags of what is cold
             self._leaving[segment] = topic
             switched.append(segment)
             self.tiered.add(topic)
@@ -206,8 +214,8 @@ class Relocator:
             self.consider(topic)
 
     def remove(self, topic_id: int, segment: Segment) -> None:
-        """Of the cold tier, whenever that disk gets to it. What is left by a crash, or because the disk is away, goes
-        with the next start."""
+        """Of the cold tier, whenever that disk gets to it. What is left by a crash goes with the next start, and
+        what is left because the disk is away when it is back (`tidy`)."""
 
         def work() -> None:
             with self._tier.opened() as root:
@@ -221,6 +229,18 @@ class Relocator:
         def work() -> None:
             with self._tier.opened() as root:
                 self._disk.remove_dir(topic_dir(root, topic_id))
+
+        self._worker.submit(work, lambda _, error: None)
+
+    def tidy(self, named: dict[int, set[str]], spared: set[int], *, shard: int, shards: int) -> None:
+        """Remove what went while the disk was away. Behind everything that has been asked for, so nothing is copied
+        meanwhile."""
+        for arrival in self.arrived:
+            named.setdefault(arrival.topic.id, set()).add(os.path.basename(arrival.path))
+
+        def work() -> None:
+            with self._tier.opened() as root:
+                remove_unnamed(root, named, spared, shard=shard, shards=shards, disk=self._disk)
 
         self._worker.submit(work, lambda _, error: None)
 

@@ -7,6 +7,9 @@ the next checkpoint, before the WAL frame that asked for it may go.
 
 A sealed segment may be in the cold tier (relocator.py): then `path` is there, and its index stayed where it was. While
 its hot file has not gone yet (`leaving`), that one is read: the cold disk may be gone by then.
+
+A shard can start while the cold tier is away. Its segments there are `unseen`: what is known of them is in their
+indexes and in the snapshot, and the first read after the disk has come back looks at their headers.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
-from topics.errors import ColdTierGone, CorruptData, DiskFull, Unreachable
+from topics.errors import ColdTierGone, CorruptData, DiskFull, FormatError, Unreachable
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, FILE_HEADER_BYTES
 from topics.storage.paths import index_path
@@ -30,7 +33,7 @@ from topics.storage.segment import (
     read_block,
     tag_rows,
 )
-from topics.storage.snapshot import SegmentState
+from topics.storage.snapshot import SegmentState, pack_flags
 from topics.walshard.disk import Disk, kill_point
 from topics.walshard.rows import Row
 from topics.walshard.tier import ColdTier
@@ -77,7 +80,17 @@ class Segment:
         self.blocks: list[BlockEntry] = []  # while open; a sealed segment keeps its table on disk
         self.live_rows = 0
         self.dirty: set[Row] = set()  # rows whose delete flags are not on disk yet
+        self.unseen = False  # in the cold tier, which was away when the shard started: nobody has read its header
+        self.dead: list[int] = []  # blocks without a live record, by their first seqs
+        self.guessed: set[Row] = set()  # rows that could not be read when they were cut: their bytes are an estimate
+        self._packed: dict[Row, bytes] = {}  # flags as snapshots have them
         self._files = files
+
+    def packed_flags(self, row: Row) -> bytes:
+        bits = self._packed.get(row)
+        if bits is None:
+            bits = self._packed[row] = pack_flags(row.flags)
+        return bits
 
     def state(self) -> SegmentState:
         return SegmentState(self.first_seq, self.last_seq, self.data_bytes, self.sealed, self.flagged)
@@ -106,6 +119,8 @@ class Segment:
     # --- reading ---
 
     def read_body(self, row: Row) -> bytes:
+        if self.unseen:
+            self._meet()
         try:
             data = self._files.disk.read(self._fd(), row.length, row.offset)
         except OSError as error:
@@ -126,6 +141,28 @@ class Segment:
                 pass  # it has just gone, so the copy counts
         return self._files.fd(self.path)
 
+    def _meet(self) -> None:
+        """See its header for the first time, in the folder that has the marker."""
+        assert self.tier is not None
+        try:
+            with self.tier.opened() as root:
+                header = read_header(self._below(root), self._files.disk)
+        except ColdTierGone as error:
+            raise Unreachable(f"{self.path}: {error}") from error
+        except OSError as error:
+            raise self._unreachable(error.strerror or str(error)) from error
+        except FormatError as error:
+            raise CorruptData(str(error)) from error
+        if (header.topic_id, header.first_seq) != (self.header.topic_id, self.first_seq):
+            raise CorruptData(f"{self.path}: belongs to another topic, or to another place in this one")
+        self.header = header
+        self.unseen = False
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the disk that it is on is away."""
+        return self.cold and self.leaving is None and self.tier is not None and self.tier.why_not() is not None
+
     def _unreachable(self, error: str) -> Unreachable:
         why = None if self.tier is None else self.tier.why_not()
         if why is None:
@@ -139,8 +176,10 @@ class Segment:
         disk = self._files.disk
         leaving = self.leaving  # the loop may change it meanwhile
         try:
+            if self.unseen:
+                self._meet()
             fd = self._open_either(leaving)
-        except OSError:
+        except (OSError, CorruptData, Unreachable):
             return [None] * len(rows)
         found: list[bytes | None] = []
         try:
@@ -190,9 +229,13 @@ class Segment:
     def flags_changed(self, row: Row) -> None:
         self.flagged = True
         self.dirty.add(row)
+        self._packed.pop(row, None)
 
     def release(self, row: Row) -> None:
         self.live_rows -= 1
+        self.dead.append(row.first)
+        self.guessed.discard(row)
+        self._packed.pop(row, None)
 
     def write_flags(self, rows: list[tuple[int, bytes]]) -> None:
         """(offset, flags) of dirty rows, durably. Runs on the mover's thread."""

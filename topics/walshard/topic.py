@@ -18,7 +18,7 @@ from topics import limits
 from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
 from topics.storage.config import TopicConfig
-from topics.storage.snapshot import KeyState, TopicState, encode_topic
+from topics.storage.snapshot import ColdState, KeyState, TopicState, encode_topic
 from topics.walshard.copies import Copies, Pipe
 from topics.walshard.idempotency import IdempotencyKeys, Remembered
 from topics.walshard.rebuild import Run
@@ -305,14 +305,14 @@ class Topic:
         """For what has to go on though the row can't be read: then each of its records counts the same, from here on,
         and together as many bytes as before."""
         if row.body is None and isinstance(row.source, Copies):  # they will be known when it is filled
-            row.sizes = array("I", [row.size // row.live]) * row.count
-            return row.sizes
+            return shares(row)
+        if row.sizes is None and isinstance(row.source, Segment) and row.source.unseen:
+            return shares(row)  # that the disk is away has been said
         try:
             return record_sizes(row)
         except (CorruptData, Unreachable, OSError) as error:
             self.can_not_read(row, error)
-            row.sizes = array("I", [row.size // row.live]) * row.count
-            return row.sizes
+            return shares(row)
 
     def can_not_read(self, row: Row, error: Exception) -> None:
         """Once for each row: its readers meet the error themselves."""
@@ -435,7 +435,27 @@ class Topic:
             skipped_total=self.skipped_total,
             lost_total=self.lost_total,
             tail=merge_ranges([(row.first, row.last) for row in self._logged_rows()]),
+            cold=self._cold_states(),
         )
+
+    def _cold_states(self) -> list[ColdState]:
+        """What a start has to know of segments whose files may be away then."""
+        floor = self.earliest_seq
+        states = {
+            segment: ColdState(segment.first_seq, [], [first for first in segment.dead if first >= floor])
+            for segment in self.segments
+            if segment.cold
+        }
+        if not states:
+            return []
+        for row in self.rows:
+            segment = row.source
+            if not isinstance(segment, Segment):
+                break
+            if row.live and not row.whole and segment in states:
+                size = 0 if row in segment.guessed else row.size
+                states[segment].rows.append((row.first, segment.packed_flags(row), size))
+        return [state for segment, state in states.items() if segment.flagged or state.rows]
 
     def _logged_rows(self) -> Iterator[Row]:
         """Those that a start has to find in the log."""
@@ -491,6 +511,14 @@ def merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def count_seqs(ranges: list[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
+
+
+def shares(row: Row) -> array[int]:
+    """The same for each record, as many bytes together as are live."""
+    row.sizes = array("I", [row.size // row.live]) * row.count
+    if isinstance(row.source, Segment):
+        row.source.guessed.add(row)
+    return row.sizes
 
 
 def record_sizes(row: Row) -> array[int]:

@@ -1,0 +1,55 @@
+"""A server that starts while the disk of its cold tier is not mounted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from topics.folder.verify import verify
+
+from .server import eventually
+from .test_tiers import ALL, RECORDS, Start, append, everything, fill, metric, start
+
+__all__ = ["start"]
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+
+@pytest.mark.gate
+def test_it_serves_the_rest_and_goes_on_when_the_disk_is_there(start: Start, tmp_path: Path) -> None:
+    server = start(TOPICS_WAL_SHARDS=1)
+    fill(server, "t")
+    assert server.stop() == 0
+    place, away = tmp_path / "cold", tmp_path / "unmounted"
+    place.rename(away)
+    place.mkdir()
+    server = start(TOPICS_WAL_SHARDS=1)
+    with server.client() as api:
+        line = next(line for line in server.output().splitlines() if "cold tier away" in line)
+        assert "error" in line
+        assert str(place) in line
+        assert "mount its disk" in line
+        ready = api.get("/v0/ready")
+        assert (ready.status, ready["degraded"]) == (200, {"cold_tier_missing": ["shard-0"]})
+        assert metric(server, "topics_cold_tier_missing") == 1
+        refused = api.diff("t", 0, limit=10)
+        assert (refused.status, refused["error"]["code"]) == (503, "shard_unavailable"), refused
+        assert f"the cold tier {place} is not there" in refused["error"]["message"]
+        append(api, "t", RECORDS + 1, RECORDS * 2)
+        assert api.diff("t", RECORDS, limit=10)["records"][0]["$seq"] == RECORDS + 1
+        deleted = api.delete("t", before_seq=6)
+        assert (deleted.status, deleted["deleted"]) == (200, 5), deleted
+    server.kill()
+    server = start(TOPICS_WAL_SHARDS=1)
+    with server.client() as api:
+        assert api.state("t")["count"] == 2 * RECORDS - 5
+        assert list(place.iterdir()) == [], "nothing goes to what lies below"
+        place.rmdir()
+        away.rename(place)
+        assert everything(api, "t") == [*ALL[5:], *range(RECORDS + 1, RECORDS * 2 + 1)]
+        eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")
+        assert "degraded" not in json.dumps(api.get("/v0/ready").json)
+    assert server.stop() == 0
+    verdict = verify(str(server.data_dir), deep=True, running=False)
+    assert verdict.clean, verdict.problems
