@@ -15,7 +15,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -198,7 +197,7 @@ class Mover:
             return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
-        freeable = sum(1 for _ in takewhile(lambda file: file.pins == 0, wal.older))
+        freeable = wal.unused()
         if quiet or pressed:
             return freeable > 0 or bool(self._engine.dropped) or dead > 0 or self._pipe_flushed
         return freeable >= _FREEABLE_FILES or self._pipe_flushed
@@ -328,7 +327,7 @@ class Mover:
         pipe_flushed, self._pipe_flushed = self._pipe_flushed, False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
-        covered = wal.written_lsn
+        covered, unused = wal.written_lsn, wal.unused()
         pipes = [(topic.pipe, topic.pipe.flushed_at) for topic in engine.topics.values() if topic.pipe is not None]
         state = ShardState(
             shard=self._shard,
@@ -395,7 +394,7 @@ class Mover:
                 self._disk.remove_dir(topic_dir(self._settings.data_dir, topic.id))
                 if self._relocator is not None:
                     self._relocator.remove_topic(topic.id)
-            self._freed.extend(wal.trim(covered_lsn=covered))
+            self._freed.extend(wal.trim(covered_lsn=covered, unused=unused))
             self._unlink_freed()
 
         def failed() -> None:

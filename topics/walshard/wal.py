@@ -4,13 +4,14 @@ Rules: frames get their lsn when staged; a commit writes all of them with one ca
 did not write is forgotten and its lsns are used again. A large append's frame comes in a file of its own, which takes
 the place of the current one when the frame is committed (placing.py). After a start the log goes on in a new file, so
 that nothing is ever written behind a tail that had to be cut. A file goes when a snapshot covers its frames and no row
-reads from it.
+read from it when that snapshot was made: what dies while it is written is still alive in it, and so after a crash.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from itertools import takewhile
 
 from topics import limits
 from topics.errors import CorruptData, DiskFull
@@ -310,9 +311,16 @@ class Wal:
     def files(self) -> list[WalFile]:
         return [*self.older, self.current]
 
-    def trim(self, *, covered_lsn: int) -> list[WalFile]:
-        """Files that nothing needs any more; the caller unlinks them."""
-        gone = []
-        while self.older and self.older[0].pins == 0 and self.older[0].last_lsn <= covered_lsn:
+    def unused(self) -> int:
+        """How many of the oldest files no row reads from. A snapshot that is made now does without them; one that is
+        being written may not do without a file whose last row has died since."""
+        return sum(1 for _ in takewhile(lambda file: file.pins == 0, self.older))
+
+    def trim(self, *, covered_lsn: int, unused: int | None = None) -> list[WalFile]:
+        """Files that nothing needs any more; the caller unlinks them. `unused`: as many were so when the snapshot was
+        made, if that is not now."""
+        unused = self.unused() if unused is None else unused
+        gone: list[WalFile] = []
+        while len(gone) < unused and self.older[0].last_lsn <= covered_lsn:
             gone.append(self.older.pop(0))
         return gone
