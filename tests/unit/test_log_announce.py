@@ -13,7 +13,7 @@ def test_one_write_without_buffering() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         program = "from topics.actors.log import announce; announce('topics is ready')"
-        subprocess.run([sys.executable, "-u", "-c", program], stdout=theirs, check=True)
+        subprocess.run([sys.executable, "-u", "-c", program], stdout=theirs.fileno(), check=True)
         theirs.close()
         packets = list(iter(lambda: ours.recv(4_096), b""))
     assert packets == [b"topics is ready\n"]
