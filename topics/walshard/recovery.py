@@ -561,6 +561,8 @@ class Recovery:
         assert pipe is not None
         settled = max(pipe.flushed_to, topic.flushed_seq)
         head = known = max(topic.head_seq, pipe.flushed_to, self._snapshot_heads.get(topic.id, 0))
+        # Before they are filled: what the source has lost since had its share in what caps took.
+        retention.enforce_caps(topic, cut_bytes=False)
         tail = topic.rows.since(topic.rows.position(topic.flushed_seq + 1))
         pipe.begin_rebuild(row for row in tail if row.live and isinstance(row.source, Copies))
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)

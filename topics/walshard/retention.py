@@ -56,8 +56,9 @@ def _before(topic: Topic, row: Row, horizon: int, now_ms: int) -> list[int]:
     return [index for index in row.live_indexes() if times[index] < horizon]
 
 
-def enforce_caps(topic: Topic) -> None:
-    """discard "old": evict from the front until the topic is within its caps. "reject" never drops what it took."""
+def enforce_caps(topic: Topic, *, cut_bytes: bool = True) -> None:
+    """discard "old": evict from the front until the topic is within its caps. "reject" never drops what it took.
+    cut_bytes False: cap_bytes takes whole rows alone, because nobody knows yet how large each record is."""
     config = topic.config
     if config.discard != "old":
         return
@@ -78,6 +79,8 @@ def enforce_caps(topic: Topic) -> None:
             if topic.bytes - front.size >= config.cap_bytes:
                 _evict(topic, front, live, sizes=None)
                 continue
+            if not cut_bytes and len(live) > 1:
+                return
             sizes = front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
             over = topic.bytes - config.cap_bytes
             taken = 0
