@@ -229,9 +229,12 @@ def test_killed_and_started_again(start: Start, tmp_path: Path) -> None:
         assert manifest["cold"] == str(tmp_path / "cold")
         assert server.stop() == 0
     (tmp_path / "cold").rename(tmp_path / "moved")
-    refused = run_topics("serve", TOPICS_DATA_DIR=server.data_dir, TOPICS_PORT=0)
-    assert refused.returncode != 0
-    assert "mount that disk" in refused.stderr
+    server = start(TOPICS_WAL_SHARDS=3)
+    with server.client() as api:
+        away = api.diff("t", 0, limit=10)
+        assert away.status == 503
+        assert f"the cold tier {tmp_path / 'cold'} is not there" in away["error"]["message"]
+    assert server.stop() == 0
     server = start(TOPICS_COLD_DIR=tmp_path / "moved", TOPICS_WAL_SHARDS=3)
     with server.client() as api:
         assert everything(api, "t") == left

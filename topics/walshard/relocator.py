@@ -233,10 +233,12 @@ class Relocator:
         self._worker.submit(work, lambda _, error: None)
 
     def tidy(self, named: dict[int, set[str]], spared: set[int], *, shard: int, shards: int) -> None:
-        """Remove what went while the disk was away. Behind everything that has been asked for, so nothing is copied
-        meanwhile."""
+        """Remove what went while the disk was away. The copy that has been asked for before is made by then, and
+        stays; later ones come behind this."""
         for arrival in self.arrived:
             named.setdefault(arrival.topic.id, set()).add(os.path.basename(arrival.path))
+        if (copying := self._copying) is not None:
+            named.setdefault(copying.header.topic_id, set()).add(segment_name(copying.first_seq))
 
         def work() -> None:
             with self._tier.opened() as root:
