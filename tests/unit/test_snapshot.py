@@ -10,6 +10,7 @@ from topics.errors import CorruptData, FormatError
 from topics.storage.config import TopicConfig
 from topics.storage.format import FORMAT_VERSION
 from topics.storage.snapshot import (
+    ColdState,
     KeyState,
     SegmentState,
     ShardState,
@@ -101,7 +102,7 @@ def test_not_a_snapshot() -> None:
 def test_fields_that_a_newer_program_added_at_the_end_are_passed_over() -> None:
     """Within a version fields may be added behind the known ones."""
     state = topic(1)
-    state.skipped_total, state.lost_total, state.tail = 3, 1, [(7, 9)]
+    state.skipped_total, state.lost_total, state.tail, state.cold = 3, 1, [(7, 9)], [ColdState(7)]
     fields = msgspec.msgpack.decode(encode_topic(state))
     assert decode_topic(msgspec.msgpack.encode([*fields, "news"])) == state
 

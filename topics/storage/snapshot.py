@@ -45,6 +45,7 @@ class PipeState(msgspec.Struct, array_like=True):
     direct: int = 0  # of older programs: the last seq here that a client wrote itself
     ring: bool = False  # the two are part of a ring
     logged: bool = False  # copies above `flushed_to` are in the log by their seqs (control.CopiesLine)
+    tail_lost: bool = False  # a power cut may have taken copies behind them that readers have seen; left out if not
 
 
 class ColdState(msgspec.Struct, array_like=True):
@@ -105,6 +106,7 @@ class ShardState(msgspec.Struct, array_like=True):
     topics: list[msgspec.Raw]  # each a TopicState, encoded: unchanged topics are not encoded again
 
 
+_PIPE = TopicState.__struct_fields__.index("pipe")
 _encode_shard = msgspec.msgpack.Encoder().encode
 _decode_shard = msgspec.msgpack.Decoder(ShardState).decode
 _decode_topic = msgspec.msgpack.Decoder(TopicState).decode
@@ -112,10 +114,11 @@ _decode_topic = msgspec.msgpack.Decoder(TopicState).decode
 
 def encode_topic(state: TopicState) -> bytes:
     """Without the last fields where they say nothing, as in most topics: those of all are read at every start."""
-    if state.cold:
-        return _encode_shard(state)
-    silent = 1 if state.tail else 2 if state.skipped_total or state.lost_total else 4
-    return _encode_shard(msgspec.structs.astuple(state)[:-silent])
+    fields = list(msgspec.structs.astuple(state))
+    if state.pipe is not None and not state.pipe.tail_lost:
+        fields[_PIPE] = msgspec.structs.astuple(state.pipe)[:-1]
+    silent = 0 if state.cold else 1 if state.tail else 2 if state.skipped_total or state.lost_total else 4
+    return _encode_shard(fields[: len(fields) - silent])
 
 
 def decode_topic(raw: bytes | msgspec.Raw) -> TopicState:

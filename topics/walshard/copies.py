@@ -81,6 +81,7 @@ class Pipe:
         pipe = cls(state.source_id, state.at, dict(state.forwarded), ring=state.ring)
         pipe.logged = state.logged
         pipe.flushed_to = state.flushed_to
+        pipe.tail_lost = state.tail_lost
         return pipe
 
     @property
@@ -168,6 +169,7 @@ class Pipe:
             flushed_to=self.flushed_to,
             ring=self.ring,
             logged=True,
+            tail_lost=self.tail_lost,
         )
 
     def frame(self) -> PipeFrame:

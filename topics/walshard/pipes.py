@@ -83,6 +83,9 @@ class Pipes:
     def _read_raw(self, request: messages.ReadRaw, reply_to: ReplyTo, correlation: int) -> bytes:
         topic = self._alive(request.topic, request.topic_id)
         self._refresh(topic)
+        if topic.pipe is not None and topic.pipe.tail_lost:
+            # Its head is not where it was: whoever copies from it would take that for its end. Never so in a ring.
+            raise being_rebuilt(topic.name)
         # Routers behind it need not wait for all of it, and in a ring they must not: each would wait for the other.
         unfilled = None if topic.pipe is None or topic.pipe.rebuild is None else topic.pipe.rebuild.first_seq
         piece, body = read_raw(topic, request, self._cache, before=unfilled)
@@ -214,6 +217,7 @@ class Pipes:
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""
         pipe.tail_lost = False
+        topic.touched()
         try:
             self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=pipe.at)
         except (ApiError, DiskFull, OSError):
@@ -262,6 +266,7 @@ class Pipes:
                     self._skip_tail(topic, pipe, trimmed=True)
                 elif request.level:  # there is nothing behind them that could have been copied
                     pipe.tail_lost = False
+                    topic.touched()
                 self._rebuilt(topic, pipe)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:

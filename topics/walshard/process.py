@@ -18,7 +18,7 @@ from topics.actors.context import Context
 from topics.actors.governor import Governor, Level
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
-from topics.errors import ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned, Unreachable
+from topics.errors import ApiError, ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned, Unreachable
 from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
@@ -32,6 +32,7 @@ from topics.walshard.segments import OpenFiles
 from topics.walshard.space import FreeSpace
 from topics.walshard.syncer import Syncer
 from topics.walshard.tier import ColdTier
+from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
 _GATHER = 2  # how often a round looks for more requests before it writes
@@ -192,19 +193,28 @@ class Shard:
                 self._mover.flush(topic)
                 self._mover.wait()
                 if topic.rebuilding:
-                    self._mover.log_again(topic)
+                    self._log_again(topic)
                 elif topic.tail_rows:
                     raise DiskFull(f"no space to move the records of {topic.name!r} out of the log")
                 self._context.recovering(999)  # counts as a heartbeat
-        for file in wal.older:
-            file.last_lsn = 0  # of the old layout; the new one's frames count from 1
-        foreign, wal.older = wal.older, []
+        foreign = [file for file in wal.older if file.header.layout != self._context.layout]
+        wal.older = [file for file in wal.older if file not in foreign]  # what was logged again may fill several
+        for file in foreign:
+            file.last_lsn = 0  # the new layout's frames count from 1
         self._mover.checkpoint()
         self._mover.wait()
         if not self._mover.snapshot_ms:
             raise DiskFull("no space for the snapshot of the new layout, here or in the cold tier")
         for file in foreign:
             self._disk.close(file.fd)
+
+    def _log_again(self, topic: Topic) -> None:
+        try:
+            self._mover.log_again(topic)
+        except ApiError as error:
+            if error.code != "storage_full":
+                raise
+            raise DiskFull(f"no space to log the copies in {topic.name!r} again") from error
 
     def _clear_up(self, recovered: Recovered) -> None:
         """Files that nothing names: of another layout, or of what did not get to its end."""

@@ -571,6 +571,7 @@ class Recovery:
         elif not pipe.logged or not same_boot:
             head = max(known, topic.ceiling)
             pipe.skip(head)
+            pipe.tail_lost = False
             self._jumped = True
             if not same_boot and topic.config.durability == "disk" and head > known:
                 self._lost(topic, known + 1, head)
