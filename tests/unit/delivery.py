@@ -216,7 +216,9 @@ class Gateway:
         """What process.Gateway does between two waits."""
         self.bell.rung = False
         self._round()
-        self.stays_awake = bool(self.lane.unfinished or self.calls.slices) or self.calls.has_answers()
+        self.stays_awake = (
+            bool(self.lane.unfinished or self.lane.dirty or self.calls.slices) or self.calls.has_answers()
+        )
 
     def _round(self) -> None:
         lane, calls, streams = self.lane, self.calls, self.streams
