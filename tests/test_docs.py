@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import livefiles
 import msgspec
 import pytest
 from e2e.server import TOPICS, Server, clean_environment, eventually
@@ -258,7 +259,7 @@ def test_the_reader_of_the_format_document(start_server: Callable[..., Server], 
             records = [{"data": {"n": n}, "tag": f"mod:{n % 3}"} for n in range(first, first + 5)]
             client.append_records("numbers", records)
         segments = server.data_dir / "topics"
-        eventually(lambda: list(segments.glob("*/*.idx")), what="a sealed segment")
+        eventually(lambda: livefiles.find(segments, "*/*.idx"), what="a sealed segment")
         client.delete("numbers", match="mod:0")
         client.delete("numbers", before_seq=9)
         client.append("numbers", "the last", "the very last")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import pytest
 from onlooker import live_records, named
 
@@ -202,7 +203,7 @@ def test_everything_that_was_acknowledged_and_of_one_moment(scene: Scene, number
 
 
 def test_later_ones_copy_what_is_new(scene: Scene) -> None:
-    assert len(list(scene.server.data_dir.glob("topics/*/*.idx"))) > 10
+    assert len(livefiles.find(scene.server.data_dir, "topics/*/*.idx")) > 10
     first = scene.summaries[0]
     assert first["copied_bytes"] == first["total_bytes"]
     for summary in scene.summaries[1:]:
@@ -237,7 +238,7 @@ def told(api: Client) -> dict[str, Any]:
 def test_a_server_on_it_tells_the_same(scene: Scene, tmp_path: Path, shards: int) -> None:
     with scene.server.client() as api:
         expected = told(api)
-    assert list(scene.cold.glob("topics/*/*.data"))
+    assert livefiles.find(scene.cold, "topics/*/*.data")
     target = scene.restored("quiet", *(() if shards == 2 else ("--shards", shards)))
     server = Server(target, log=tmp_path / "log", **{**SMALL_SEGMENTS, "TOPICS_WAL_SHARDS": shards})
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import msgspec
 import pytest
 
@@ -317,7 +318,7 @@ def test_beside_a_server_at_work(tmp_path: Path) -> None:
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            eventually(lambda: list(server.data_dir.glob("topics/*/*.idx")), what="a sealed segment")
+            eventually(lambda: livefiles.find(server.data_dir, "topics/*/*.idx"), what="a sealed segment")
             for number in range(6):
                 found = verify(server.data_dir, *(["--deep"] if number % 2 else []))
                 assert found["problems"] == []

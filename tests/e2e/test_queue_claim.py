@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import livefiles
 import pytest
 
 from .client import Answer, Client, unique
@@ -421,11 +422,13 @@ def test_claims_in_one_pipe_are_answered_in_order(api1: Client, connect: Callabl
 
 
 def test_jobs_are_claimed_from_segments_too(small: Client, small_server: Server) -> None:
-    before = set(small_server.data_dir.glob("topics/*/*.data"))
+    before = set(livefiles.find(small_server.data_dir, "topics/*/*.data"))
     queue = make_queue(small)
     for start in range(0, 60, 5):
         queue.produce(*range(start, start + 5))
-    eventually(lambda: len(set(small_server.data_dir.glob("topics/*/*.data")) - before) >= 1, what="a segment")
+    eventually(
+        lambda: len(set(livefiles.find(small_server.data_dir, "topics/*/*.data")) - before) >= 1, what="a segment"
+    )
     assert data_of(queue.take(45)) == list(range(45))
     queue.nack([1, 3, 44])
     assert queue.ack(list(range(4, 44)))["acked"] == 40

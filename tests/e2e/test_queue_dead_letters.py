@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import livefiles
 import pytest
 
 from .client import Client, unique
@@ -281,12 +282,14 @@ def test_a_record_at_its_limits_can_be_moved(queue: Queue, dlq: str, record: dic
 
 
 def test_jobs_go_from_segments_too_and_beyond_what_an_append_may_carry(small: Client, small_server: Server) -> None:
-    before = set(small_server.data_dir.glob("topics/*/*.data"))
+    before = set(livefiles.find(small_server.data_dir, "topics/*/*.data"))
     dlq = unique("dlq")
     queue = make_queue(small, max_deliveries=1, dead_letter=dlq)
     for start in range(0, 30, 5):
         queue.produce_records([{"data": "x" * 500, "meta": {"n": start + n, "m": "y" * 60}} for n in range(5)])
-    eventually(lambda: len(set(small_server.data_dir.glob("topics/*/*.data")) - before) >= 1, what="a segment")
+    eventually(
+        lambda: len(set(livefiles.find(small_server.data_dir, "topics/*/*.data")) - before) >= 1, what="a segment"
+    )
     seqs = list(range(1, 31))
     queue.wear(seqs, 1)
     queue.claim()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import pytest
 
 from .client import Answer, Client, unique
@@ -23,7 +24,7 @@ TOPICS = 10  # at least as many as tests
 
 
 def _segments(server: Server) -> set[Path]:
-    return set(server.data_dir.glob("topics/*/*.idx"))
+    return set(livefiles.find(server.data_dir, "topics/*/*.idx"))
 
 
 def _read_all(api: Client, topic: str, **fields: Any) -> list[Answer]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import pytest
 
 from topics.folder.verify import verify
@@ -65,7 +66,7 @@ def cold_of(server: Server) -> Path:
 
 def cold_files(server: Server, topic_id: int | None = None) -> list[Path]:
     below = "*" if topic_id is None else f"{topic_id:016x}"
-    return sorted(cold_of(server).glob(f"topics/{below}/*.data"))
+    return livefiles.find(cold_of(server), f"topics/{below}/*.data")
 
 
 def id_of(server: Server, topic: str) -> int:
@@ -89,7 +90,9 @@ def fill(server: Server, topic: str, *, count: int = RECORDS, **config: Any) -> 
     wanted = count // SEGMENT - int(str(ENVIRON["TOPICS_HOT_RETAIN_SEGMENTS"]))
     eventually(lambda: len(cold_files(server, topic_id)) >= wanted, what="cold segments")
     hot = server.data_dir / "topics" / f"{topic_id:016x}"
-    eventually(lambda: len(list(hot.glob("*.data"))) <= count // SEGMENT - wanted + 1, what="hot files that are gone")
+    eventually(
+        lambda: len(livefiles.find(hot, "*.data")) <= count // SEGMENT - wanted + 1, what="hot files that are gone"
+    )
     return topic_id
 
 
@@ -279,7 +282,7 @@ def test_the_disk_goes_and_comes_back_while_serving(start: Start, tmp_path: Path
     place.mkdir()
     with server.client() as api:
         append(api, "t", RECORDS + 1, RECORDS * 2)
-        eventually(lambda: len(list(hot.glob("*.idx"))) >= 2 * RECORDS // SEGMENT - 1, what="sealed segments")
+        eventually(lambda: len(livefiles.find(hot, "*.idx")) >= 2 * RECORDS // SEGMENT - 1, what="sealed segments")
         eventually(lambda: metric(server, "topics_cold_tier_missing") == 1, what="a sign of it")
         refused = api.diff("t", 0, limit=10)
         assert (refused.status, refused["error"]["code"]) == (503, "shard_unavailable"), refused
@@ -287,7 +290,7 @@ def test_the_disk_goes_and_comes_back_while_serving(start: Start, tmp_path: Path
         assert api.diff("t", RECORDS, limit=10)["records"][0]["$seq"] == RECORDS + 1
         assert api.append_records("other", [{"data": 1}]).status == 201
         assert list(place.iterdir()) == [], "nothing goes to what lies below"
-        assert len(list(hot.glob("*.data"))) >= RECORDS // SEGMENT, "and no hot file goes"
+        assert len(livefiles.find(hot, "*.data")) >= RECORDS // SEGMENT, "and no hot file goes"
         place.rmdir()
         away.rename(place)
         eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")

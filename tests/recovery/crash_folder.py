@@ -7,6 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import livefiles
 import msgspec
 
 from topics.actors.clock import Clock
@@ -27,11 +28,11 @@ def shard_folder(data_dir: Path, shard: int) -> Path:
 
 def wal_files(data_dir: Path, shard: int = 0) -> list[Path]:
     """Oldest first."""
-    return sorted(shard_folder(data_dir, shard).glob("*.wal"))
+    return livefiles.find(shard_folder(data_dir, shard), "*.wal")
 
 
 def snapshots(data_dir: Path, shard: int = 0) -> list[Path]:
-    return sorted(shard_folder(data_dir, shard).glob("*.snap"))
+    return livefiles.find(shard_folder(data_dir, shard), "*.snap")
 
 
 def newest_snapshot(data_dir: Path, shard: int = 0) -> tuple[ShardState, list[TopicState]] | None:
@@ -46,11 +47,11 @@ def newest_snapshot(data_dir: Path, shard: int = 0) -> tuple[ShardState, list[To
 
 
 def segments(data_dir: Path) -> list[Path]:
-    return sorted((data_dir / "topics").glob("*/*.data"))
+    return livefiles.find(data_dir, "topics/*/*.data")
 
 
 def indexes(data_dir: Path) -> list[Path]:
-    return sorted((data_dir / "topics").glob("*/*.idx"))
+    return livefiles.find(data_dir, "topics/*/*.idx")
 
 
 def layouts(data_dir: Path) -> dict[str, set[int]]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import pytest
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
 from figures import CRASH_POINTS
@@ -106,7 +107,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         client.append("jobs", *range(10))
         for number in range(40):
             assert client.append("many", *({"n": number, "pad": "x" * 3_000} for _ in range(12))).ok
-        sealed = lambda: list(folder.glob("topics/*/*.idx")) and list(folder.glob("wal/*/*.snap"))  # noqa: E731
+        sealed = lambda: livefiles.find(folder, "topics/*/*.idx") and livefiles.find(folder, "wal/*/*.snap")  # noqa: E731
         eventually(sealed, what="segments")
         assert client.delete("many", before_seq=7).ok
         assert client.append("few", 1, 2, 3).ok

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import livefiles
 from e2e.client import Client
 from e2e.queues import Queue, make_queue, seqs_of
 from e2e.routing import drained, route
@@ -53,7 +54,7 @@ def _first_life(api: Client, data_dir: Path) -> None:
                 for number in range(at * 10, at * 10 + 10)
             ]
             api.append_records("orders", records, node=node)
-    eventually(lambda: list(data_dir.glob("topics/*/*.idx")), what="a sealed segment of orders")
+    eventually(lambda: livefiles.find(data_dir, "topics/*/*.idx"), what="a sealed segment of orders")
     flushed(api, data_dir, "orders")  # named by a snapshot: others would not outlast the kill
     assert api.delete("orders", match="order:3")["deleted"] > 0
     assert api.delete("orders", before_seq=15)["deleted"] > 0

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import livefiles
 import pytest
 from e2e.server import Server, eventually
 from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     tagged = [{"data": at * 20 + n, "tag": f"t{n % 3}"} for n in range(20)]
                     api.append_records(topic, tagged)
                 api.delete(topic, match="t1")
-            eventually(lambda: len(list(server.data_dir.glob("topics/*/*.idx"))) >= len(TOPICS), what="segments")
+            eventually(lambda: len(livefiles.find(server.data_dir, "topics/*/*.idx")) >= len(TOPICS), what="segments")
             for n in range(9):
                 api.append("log", n)
         assert server.stop() == 0
@@ -198,10 +199,10 @@ def test_a_server_at_work_is_not_damaged(spark: SparkSession, tmp_path: Path) ->
                 for _ in range(3):
                     result = play.run(integrity, now_ms=now_ms())
                     assert result.summary["problems"] == 0, findings(result, "breach")
-                    seen |= {path.name for path in server.data_dir.glob("wal/*/*.wal")}
+                    seen |= {path.name for path in livefiles.find(server.data_dir, "wal/*/*.wal")}
             finally:
                 done.set()
             assert writing.result() > 0
-        assert len(seen) > len(list(server.data_dir.glob("wal/*/*.wal"))), "no log file went meanwhile"
+        assert len(seen) > len(livefiles.find(server.data_dir, "wal/*/*.wal")), "no log file went meanwhile"
     finally:
         server.close()

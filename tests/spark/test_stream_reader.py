@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import livefiles
 import pytest
 from e2e.client import Client, unique
 from e2e.queues import make_queue
@@ -195,7 +196,7 @@ def test_a_batch_is_the_same_whenever_it_is_read(start_server: StartServer) -> N
             assert query.batch(start, end) == first
             query.restart()
         eventually(
-            lambda: not any((server.data_dir / "wal").rglob("00000001-000000000001.wal")), what="an absorbed log"
+            lambda: not livefiles.find(server.data_dir, "wal/*/00000001-000000000001.wal"), what="an absorbed log"
         )
         assert query.batch(start, end) == first
 
@@ -265,7 +266,7 @@ def test_a_topic_that_is_deleted_while_a_batch_is_read_is_left_out(start_server:
         api.append("a", *range(100))
         api.append("b", 1)
         query = StreamPlay(server.data_dir, startingOffsets="earliest")
-        eventually(lambda: list((server.data_dir / "topics").rglob("*.data")), what="a segment")
+        eventually(lambda: livefiles.find(server.data_dir, "topics/**/*.data"), what="a segment")
         snapshots(api)
 
         def planned_from_segments() -> bool:
@@ -277,7 +278,7 @@ def test_a_topic_that_is_deleted_while_a_batch_is_read_is_left_out(start_server:
         parts = query.reader.partitions(query.at, query.next_offset())
         api.drop("a")
         snapshots(api)
-        eventually(lambda: not list((server.data_dir / "topics").rglob("*.data")), what="no segment")
+        eventually(lambda: not livefiles.find(server.data_dir, "topics/**/*.data"), what="no segment")
         assert sum(batch.num_rows for part in parts for batch in query.reader.read(part)) == 1
 
 
@@ -401,7 +402,7 @@ def test_the_folder_is_never_written(start_server: StartServer) -> None:
     server.kill()
 
     def state() -> dict[str, tuple[int, int, bytes]]:
-        files = [path for path in Path(server.data_dir).rglob("*") if path.is_file()]
+        files = [path for path in livefiles.find(Path(server.data_dir), "**/*") if path.is_file()]
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.read_bytes()) for path in files}
 
     before = state()
