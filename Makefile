@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Of pytest: make test ARGS=--durations=200
 ARGS ?=
 # Knobs of single runs: they would leave tests out.
-unexport TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE PYTEST_ADDOPTS PYTEST_PLUGINS
+unexport TOPICS_TEST_GATE TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE PYTEST_ADDOPTS PYTEST_PLUGINS
 # -rs: a test that was skipped says why.
 # A worker that dies ends the run: a replacement would run the test that killed it once more.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --max-worker-restart=0 -rs $(ARGS)
@@ -97,7 +97,7 @@ spark: $(SPARK)
 test: lint
 	$(want_chromium)
 	$(want_java)
-	TOPICS_FUZZ_CASES=4000 $(PYTEST) $(COVERAGE) -m "gate or not full" tests
+	TOPICS_TEST_GATE=1 TOPICS_FUZZ_CASES=2000 $(PYTEST) $(COVERAGE) -m "gate or not full" tests
 
 test-full: lint
 	$(want_chromium)

@@ -30,6 +30,7 @@ PATCH_TIMEOUT_S = 300
 TEST_TIMEOUT_S = 100  # pytest-timeout's: a test that hangs fails before the run is ended
 BASE_TIMEOUT_S = 1_200
 GATE = "gate or not full"  # the selection of `make test`
+GATE_ENV = {"TOPICS_TEST_GATE": "1", "TOPICS_FUZZ_CASES": "2000"}  # and how much of each it does
 _print_lock = threading.Lock()
 
 
@@ -90,7 +91,7 @@ class Tree:
         process = subprocess.Popen(
             [*command, *targets],
             cwd=self.root,
-            env=self._env,
+            env=self._env if full else self._env | GATE_ENV,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

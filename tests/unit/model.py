@@ -40,6 +40,7 @@ from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
 EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"
+GATE = os.environ.get("TOPICS_TEST_GATE") == "1"  # of `make test`: half of the examples
 SEED = os.environ.get("TOPICS_TEST_SEED") or None  # "random": property tests draw one of their own
 BOOT = bytes(range(16))
 
@@ -52,7 +53,7 @@ def examples(usual: int, **more: Any) -> hypothesis.settings:
     if "stateful_step_count" in more and not EXHAUSTIVE:
         more["phases"] = [hypothesis.Phase.generate]
     return hypothesis.settings(
-        max_examples=usual * 20 if EXHAUSTIVE else usual,
+        max_examples=usual * 20 if EXHAUSTIVE else _of(usual),
         derandomize=not EXHAUSTIVE and SEED is None,
         database=None,
         deadline=None,
@@ -64,7 +65,11 @@ def examples(usual: int, **more: Any) -> hypothesis.settings:
 def seeds(usual: int, many: int) -> range:
     """For walks that grow from a number: from 0 in every usual run, from TOPICS_TEST_SEED where it is given."""
     first = int(SEED) if SEED and SEED != "random" else 0
-    return range(first, first + (many if EXHAUSTIVE else usual))
+    return range(first, first + (many if EXHAUSTIVE else _of(usual)))
+
+
+def _of(usual: int) -> int:
+    return usual // 2 if GATE and usual > 10 else usual
 
 
 # --- the naive topic ---------------------------------------------------------------------------------
