@@ -37,7 +37,7 @@ DOCS = [
     ROOT / "SECURITY.md",
     ROOT / "deploy/README.md",
     ROOT / "spark_pipeline/README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
