@@ -651,8 +651,9 @@ class Shard:
         nodes: list[str] | None = None,
         include_tags: bool = True,
         include_meta: bool = True,
+        wait_ms: int = 0,
     ) -> Page:
-        head = messages.Diff(topic, from_seq, limit, max_bytes, nodes, include_tags, include_meta)
+        head = messages.Diff(topic, from_seq, limit, max_bytes, nodes, include_tags, include_meta, wait_ms)
         correlation = self.send(Op.DIFF, head)
         self.engine.fetcher.wait()
         diffed, body = messages.decode_answer(self.answers.messages.pop(correlation))

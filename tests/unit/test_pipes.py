@@ -381,6 +381,22 @@ def test_what_was_lost_takes_as_many_seqs(shard: PipeShard) -> None:
     assert ([stored.seq for stored in page.stored], page.next_from_seq, page.caught_up) == ([1, 2], 2, False)
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_loss_behind_what_a_client_deleted_is_told_at_once(shard: PipeShard, behind: bool) -> None:
+    """And not after a long poll's whole time."""
+    shard.open_pipe("s", "d")
+    shard.forward("s", "d", numbers(1, 2))
+    shard.forward("s", "d", numbers(8, 2) if behind else [], lost=5, to_seq=9 if behind else 7, complete=False)
+    shard.delete("d", before_seq=3)
+    for wait_ms in (0, 60_000):
+        page = shard.diff("d", 0, wait_ms=wait_ms)
+        assert page.tombstone is not None
+        gap = page.tombstone
+        assert (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate) == (3, 7, "source_trim", 5)
+        assert [stored.seq for stored in page.stored] == ([8, 9] if behind else [])
+        assert page.next_from_seq == (9 if behind else 7)
+
+
 def test_all_that_was_to_come_was_lost(shard: PipeShard) -> None:
     shard.open_pipe("s", "d")
     shard.forward("s", "d", [], lost=5, to_seq=5, complete=False)

@@ -151,6 +151,18 @@ def read(
             break
     else:
         last = stop - 1  # nothing live is left behind what was examined
+    if not scanned and tombstone is None and from_seq < last == stop - 1 < topic.head_seq:
+        # Nothing but what clients deleted lies before a hole: the hole is what this reader is to be told.
+        return read(
+            topic,
+            request,
+            cache,
+            from_seq=last,
+            nodes=nodes,
+            include_data=include_data,
+            origins=origins,
+            in_place=in_place,
+        )
     return Reading(parts, last, scanned, tombstone, from_seq)
 
 
