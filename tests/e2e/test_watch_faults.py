@@ -284,10 +284,12 @@ def test_gateways_that_die_under_load(start_server: Start) -> None:
         for topic in topics:
             client.put(topic)
     got: dict[Lane, dict[str, list[int]]] = {lane: {topic: [] for topic in topics} for lane in LANES}
+    ready: set[Lane] = set()
 
     def read(lane: Lane) -> None:
         with Watching(server, lane) as watching:
             session, last_id = watching.create(topics), None
+            ready.add(lane)
             while min(len(numbers) for numbers in got[lane].values()) < count:
                 stream = reopen(watching, session, last_id)
                 try:
@@ -303,7 +305,7 @@ def test_gateways_that_die_under_load(start_server: Start) -> None:
     readers = [threading.Thread(target=read, args=[lane], daemon=True) for lane in LANES]
     for reader in readers:
         reader.start()
-    eventually(lambda: server.sockets_of("gateway-0"))
+    eventually(lambda: ready == set(LANES))
     writers = [Writer(server, topic, count) for topic in topics]
     for at in (20, 60, 100):
         eventually(lambda at=at: min(_progress(writers)) >= at)

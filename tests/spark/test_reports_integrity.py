@@ -121,9 +121,11 @@ def test_damage_within_the_log(spark: SparkSession, data_dir: Path) -> None:
 def test_a_log_that_ends_too_early(spark: SparkSession, data_dir: Path) -> None:
     """Its last frame is bad, so nothing follows it; only the snapshot knows that there was one."""
     path = [log for log in sorted(data_dir.glob("wal/*/*.wal")) if _offsets(log)][-1]
-    flip(path, _offsets(path)[-1] + 60)
+    last = _offsets(path)[-1]
+    flip(path, last + 60)
     result = check(spark, data_dir)
-    assert problems(result) == {(str(path.relative_to(data_dir)), 0)}
+    name = str(path.relative_to(data_dir))
+    assert problems(result) == {(name, last), (name, 0)}
     assert "the snapshot has seen" in findings(result, "breach")[0]
 
 
