@@ -143,6 +143,21 @@ def test_a_body_of_the_largest_size_always_fits() -> None:
     assert Budget.of(settings).take(1_000_000)
 
 
+@pytest.mark.parametrize("gateways", [1, 2, 3, 16])
+def test_gateways_share_what_all_may_hold(gateways: int) -> None:
+    settings = Settings(max_body_bytes=1_000_000, max_buffered_bytes=64_000_000, gateways=gateways)
+    assert Budget.of(settings).most == 64_000_000 // gateways
+
+
+@pytest.mark.parametrize("body", [1, 1_000_000, limits.MAX_BODY_BYTES])
+@pytest.mark.parametrize("gateways", [2, 16])
+def test_a_share_has_room_for_one_body_of_the_largest_size(gateways: int, body: int) -> None:
+    """And for what came behind it with one read; but not for two."""
+    budget = Budget.of(Settings(max_body_bytes=body, max_buffered_bytes=10, gateways=gateways))
+    assert budget.take(body + 256 * KIB)
+    assert not budget.take(body + 256 * KIB)
+
+
 # --- HTTP/1.1 ---
 
 

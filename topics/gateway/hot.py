@@ -105,7 +105,7 @@ class HotLane:
         )
         self.budget = budget or Budget.of(settings)
         if places is None:
-            places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+            places = Places.of(settings)
         self.guests = Guests(places, hear=self._hear, close=self.close, count=self._count_refused)
         self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
