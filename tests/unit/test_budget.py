@@ -286,6 +286,37 @@ def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> N
 # --- WebSocket ---
 
 
+def test_a_socket_that_does_not_take_its_answers_is_answered_no_more(house: House) -> None:
+    """Frames of some bytes, each answered with many more: what has come with one read waits, too."""
+    client = WsClient(house.gateways[0])
+    house.settle()
+    client.read()
+    backlog = house.gateways[0].lane.settings.stream_backlog_bytes
+    client.pipe.window = 0
+    how_many = 4 * backlog // 200
+    client.send(*[{"op": "x", "request_id": number} for number in range(how_many)])
+    sent = len(client.pipe.inbox)
+    house.settle()
+    connection = client.connection
+    assert not client.is_read_from
+    assert backlog < connection.written - connection.sent < backlog + 64 * KIB
+    assert 0 < connection.held_bytes == connection.booked < sent
+    said: list[int] = []
+    while len(said) < how_many:
+        before = len(said)
+        client.pipe.window = backlog
+        house.settle()
+        said += [one["request_id"] for one in client.read()]
+        assert len(said) > before
+    assert said == list(range(how_many))
+    client.pipe.window = backlog
+    client.send({"op": "ping"})
+    house.settle()
+    assert [one["op"] for one in client.read()] == ["pong"]
+    assert client.is_read_from
+    assert connection.held_bytes == connection.booked == 0
+
+
 def half_a_message(client: WsClient, size: int) -> None:
     """A frame that says how long it is, and its beginning."""
     client.pipe.inbox += b"\x81\xff" + (2 * size).to_bytes(8, "big") + b"\0\0\0\0" + b"x" * size
