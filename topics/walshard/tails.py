@@ -38,7 +38,8 @@ _WAKE_UP = 2**31  # a word that something is there, for processes of ours: never
 _UNFLUSHED = -1
 _COALESCE_NS = limits.COALESCE_MS * 1_000_000
 _PACE_MS = limits.PACE_FRAME_MS
-_PUSH_NS = 10_000_000  # half of the 20 ms of a round
+_PUSH_NS = 10_000_000  # half of the 20 ms of a round ...
+_PUSHES = 16  # ... but so many pushes in any case: who is not run for a moment does not fall behind for it
 _ALIGN_PUSHES = 16  # a tail further behind its head than this catches up by itself
 
 
@@ -262,11 +263,12 @@ class Tails:
 
         clock = self._clock
         until_ns = clock() + _PUSH_NS
+        enough = self.pushes + _PUSHES
 
         def push(tail: _Tail) -> int:
             size = self._push(tail)
             budget[tail.follower] -= size
-            if clock() > until_ns:
+            if self.pushes >= enough and clock() > until_ns:
                 budget.update(dict.fromkeys(budget, 0))
             return size
 
