@@ -143,6 +143,21 @@ def test_a_body_of_the_largest_size_always_fits() -> None:
     assert Budget.of(settings).take(1_000_000)
 
 
+@pytest.mark.parametrize("gateways", [1, 2, 3, 16])
+def test_gateways_share_what_all_may_hold(gateways: int) -> None:
+    settings = Settings(max_body_bytes=1_000_000, max_buffered_bytes=64_000_000, gateways=gateways)
+    assert Budget.of(settings).most == 64_000_000 // gateways
+
+
+@pytest.mark.parametrize("body", [1, 1_000_000, limits.MAX_BODY_BYTES])
+@pytest.mark.parametrize("gateways", [2, 16])
+def test_a_share_has_room_for_one_body_of_the_largest_size(gateways: int, body: int) -> None:
+    """And for what came behind it with one read; but not for two."""
+    budget = Budget.of(Settings(max_body_bytes=body, max_buffered_bytes=10, gateways=gateways))
+    assert budget.take(body + 256 * KIB)
+    assert not budget.take(body + 256 * KIB)
+
+
 # --- HTTP/1.1 ---
 
 
@@ -269,6 +284,37 @@ def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> N
 
 
 # --- WebSocket ---
+
+
+def test_a_socket_that_does_not_take_its_answers_is_answered_no_more(house: House) -> None:
+    """Frames of some bytes, each answered with many more: what has come with one read waits, too."""
+    client = WsClient(house.gateways[0])
+    house.settle()
+    client.read()
+    backlog = house.gateways[0].lane.settings.stream_backlog_bytes
+    client.pipe.window = 0
+    how_many = 4 * backlog // 200
+    client.send(*[{"op": "x", "request_id": number} for number in range(how_many)])
+    sent = len(client.pipe.inbox)
+    house.settle()
+    connection = client.connection
+    assert not client.is_read_from
+    assert backlog < connection.written - connection.sent < backlog + 64 * KIB
+    assert 0 < connection.held_bytes == connection.booked < sent
+    said: list[int] = []
+    while len(said) < how_many:
+        before = len(said)
+        client.pipe.window = backlog
+        house.settle()
+        said += [one["request_id"] for one in client.read()]
+        assert len(said) > before
+    assert said == list(range(how_many))
+    client.pipe.window = backlog
+    client.send({"op": "ping"})
+    house.settle()
+    assert [one["op"] for one in client.read()] == ["pong"]
+    assert client.is_read_from
+    assert connection.held_bytes == connection.booked == 0
 
 
 def half_a_message(client: WsClient, size: int) -> None:

@@ -564,6 +564,54 @@ def test_many_polls_on_one_topic(shard: Shard) -> None:
     assert all(seqs_of(shard, one) == [2] for one in sent)
 
 
+class SlowLooks:
+    """A clock that each look at a poll moves by a millisecond."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.now_ns = time.monotonic_ns()
+        polls: Any = shard.engine.polls
+        look = polls._look
+
+        def slow(poll: Any, *, last: bool = False) -> None:
+            self.now_ns += 1_000_000
+            look(poll, last=last)
+
+        polls._look, polls._clock = slow, lambda: self.now_ns
+
+
+def test_what_wakes_many_polls_answers_some_in_each_round(shard: Shard) -> None:
+    """In the order in which they came; one that was cancelled meanwhile is left out."""
+    shard.append("t", records(1))
+    sent = [poll(shard, from_seq=1) for _ in range(150)]
+    SlowLooks(shard)
+    shard.append("t", records(1))
+    assert list(shard.answers.messages) == sent[:64]
+    assert shard.engine.next_deadline_ns == 0, "it goes on at once"
+    shard.engine.handle(messages.pack_cancel(sent[149]), shard.answers)
+    shard.append("t", records(1))
+    assert list(shard.answers.messages.keys() - set(sent)) == []
+    shard.engine.polls.end_due(shard.engine.refresh)
+    assert [one for one in shard.answers.messages if one in sent] == sent[:128]
+    shard.engine.polls.end_due(shard.engine.refresh)
+    assert [one for one in shard.answers.messages if one in sent] == sent[:149]
+    assert seqs_of(shard, sent[0]) == [2]
+    assert seqs_of(shard, sent[148]) == [2, 3]
+    assert shard.engine.next_deadline_ns != 0
+
+
+def test_many_polls_end_some_in_each_round(shard: Shard) -> None:
+    shard.append("t", records(1))
+    sent = [poll(shard, from_seq=1, wait_ms=1_000) for _ in range(150)]
+    slow = SlowLooks(shard)
+    shard.engine.polls.end_due(shard.engine.refresh)
+    assert not shard.answers.messages.keys() & set(sent)
+    slow.now_ns += 2_000_000_000
+    for answered in (64, 128, 150):
+        shard.engine.polls.end_due(shard.engine.refresh)
+        assert [one for one in shard.answers.messages if one in sent] == sent[:answered]
+    assert not shard.engine.polls._by_topic
+
+
 def test_a_poll_ends_when_its_time_is_up(shard: Shard) -> None:
     shard.append("t", records(1))
     sent = poll(shard, from_seq=1, wait_ms=1)

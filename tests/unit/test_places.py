@@ -20,6 +20,7 @@ from topics.actors.log import Log
 from topics.gateway.door import Door
 from topics.gateway.hot import H2_PREFACE
 from topics.gateway.places import Places, peer_of
+from topics.settings import Settings
 
 APPEND = (
     b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n"
@@ -63,6 +64,23 @@ def test_places_are_counted_in_all_and_per_peer() -> None:
     for sock in socks * 2:
         places.give(sock)
     assert (len(places), places._counts) == (0, {})
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 16])
+@pytest.mark.parametrize(("most", "per_peer"), [(20_000, 10_000), (17, 16), (100, 33)])
+def test_gateways_share_the_places_of_all(gateways: int, most: int, per_peer: int) -> None:
+    settings = Settings(max_connections=most, max_connections_per_peer=per_peer, gateways=gateways)
+    shares = [Places.of(settings, gateway) for gateway in range(gateways)]
+    assert sum(places.most for places in shares) == most
+    assert sum(places.per_peer for places in shares) == per_peer
+    assert max(places.most for places in shares) - min(places.most for places in shares) <= 1
+
+
+def test_every_gateway_has_a_place_and_no_limit_stays_none() -> None:
+    settings = Settings(max_connections=1, max_connections_per_peer=1, gateways=4)
+    assert [(places.most, places.per_peer) for places in (Places.of(settings, at) for at in range(4))] == [(1, 1)] * 4
+    unbounded = Settings(max_connections_per_peer=0, gateways=4)
+    assert [Places.of(unbounded, at).per_peer for at in range(4)] == [0] * 4
 
 
 def test_0_is_no_limit_for_a_peer() -> None:

@@ -186,6 +186,49 @@ def test_no_topic(stage: Stage, head: Any) -> None:
 # --- following -----------------------------------------------------------------------------------------
 
 
+def test_a_round_pushes_for_a_limited_time_and_the_next_one_to_the_others(stage: Stage) -> None:
+    """With a clock that is moved by each push. All have the same topic, and follow it for themselves."""
+    followers = [Follower() for _ in range(20)]
+    stage.append("t", records(1))
+    for follower in followers:
+        stage.follow(follower)
+        follower.take()
+    now_ns = 0
+    push = stage.tails._push
+
+    def slow(tail: Any) -> int:
+        nonlocal now_ns
+        now_ns += 4_000_000
+        taken: int = push(tail)
+        return taken
+
+    stage.tails._push, stage.tails._clock = slow, lambda: now_ns
+    found = [1] * 20
+
+    def take() -> list[int]:
+        """Who was pushed to. Nobody misses anything."""
+        served = []
+        for at, follower in enumerate(followers):
+            for piece, _ in follower.pieces():
+                assert piece.from_seq == found[at]
+                found[at] = piece.to_seq
+                served.append(at)
+        return served
+
+    served = []
+    for _ in range(4):
+        stage.append("t", records(1))
+        stage.tails.push()
+        assert stage.tails.can_push()
+        served.append(take())
+    assert served == [[*range(16)], [*range(12), *range(16, 20)]] * 2  # those behind came first
+    while stage.tails.can_push():
+        stage.tails.push()
+        assert 1 <= len(take()) <= 16
+    assert found == [5] * 20
+    assert len(stage.tails._behind) == 0
+
+
 def test_what_is_published_is_pushed(stage: Stage) -> None:
     follower = Follower()
     stage.append("t", records(3))

@@ -1,5 +1,7 @@
 """Request bytes in the memory of one gateway: bodies that have not come whole, and requests that wait to be read.
 
+Each gateway has its share of what all of them may hold, so that their number does not raise the limit of the server.
+
 One sum over all connections of both lanes and all WebSockets. Each holder settles what it holds now against what it
 held when it settled last, so an account can't drift; a holder that ends settles to nothing. Rules: a holder of no more
 than SMALL_BODY_BYTES may use all of it; the others leave a quarter, so that large bodies can't keep out small requests.
@@ -13,6 +15,8 @@ from topics.errors import ApiError, throttled_by
 from topics.gateway.refusals import Refused, uncounted
 from topics.settings import Settings
 
+_BEHIND = 256 * limits.KIB  # read with the end of a body
+
 
 class Budget:
     __slots__ = ("_large", "_refused", "held", "most")
@@ -25,8 +29,11 @@ class Budget:
 
     @classmethod
     def of(cls, settings: Settings, refused: Refused = uncounted) -> Budget:
-        """Never so small that a body of the largest size is always refused."""
-        return cls(max(settings.max_buffered_bytes, 2 * settings.max_body_bytes), refused)
+        """This gateway's share. Never so small that a body of the largest size is always refused: it may use three
+        quarters, and what came behind it in the same read counts as well."""
+        largest = settings.max_body_bytes
+        share = max(settings.max_buffered_bytes, 2 * largest) // settings.gateways
+        return cls(share if settings.gateways == 1 else max(share, (largest + _BEHIND) * 4 // 3 + 1), refused)
 
     @property
     def exhausted(self) -> bool:

@@ -249,3 +249,5 @@ class Connection:
     def resume(self) -> None:
         self.paused = False
         self.lane.listen(self)
+        if self.buffer and not self.closed:
+            self.lane.unfinished[self] = None  # what came while it was not heard

@@ -105,7 +105,7 @@ class HotLane:
         )
         self.budget = budget or Budget.of(settings)
         if places is None:
-            places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+            places = Places.of(settings)
         self.guests = Guests(places, hear=self._hear, close=self.close, count=self._count_refused)
         self._guests = self.guests.addresses
         self.dirty = self.sender.dirty
@@ -358,10 +358,13 @@ class HotLane:
                 self.settle(connection)
 
     def _listen(self, connection: Connection, data: bytes) -> None:
-        """What the client of a stream says. Frames can be very small: then the rest waits until others had a turn."""
+        """What the client of a stream says. Frames can be very small: then the rest waits until others had a turn, or
+        until the client has taken its answers."""
         at = 0
         until_ns = time.perf_counter_ns() + _HEAR_NS
         while at < len(data) and not connection.closing and (stream := connection.stream) is not None:
+            if connection.paused and connection.written - connection.sent > self.settings.stream_backlog_bytes:
+                break  # it is resumed when the client has taken them
             now = time.perf_counter_ns()
             if self.late or now > until_ns:
                 self.unfinished[connection] = None

@@ -1,8 +1,8 @@
 """Places for client connections of one gateway, of both lanes: in all, and per peer address.
 
-A connection has a place from its first byte until its socket is closed, whichever lane it is in. Addresses of IPv6
-count by their /64, which is what one client gets. A connection without a place may still ask how the server is
-(guests.py).
+Each gateway has its share of the places of all gateways. A connection has a place from its first byte until its socket
+is closed, whichever lane it is in. Addresses of IPv6 count by their /64, which is what one client gets. A connection
+without a place may still ask how the server is (guests.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ipaddress
 import socket
 
 from topics.errors import ApiError, throttled_by
+from topics.settings import Settings
 
 
 class Places:
@@ -20,6 +21,15 @@ class Places:
         self.open_files = 0  # the limit of descriptors that was met; 0: there are some left
         self._peers: dict[socket.socket, str] = {}
         self._counts: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, settings: Settings, gateway: int = 0) -> Places:
+        """This gateway's share. No gateway is without any."""
+        per_peer = settings.max_connections_per_peer
+        return cls(
+            most=_share(settings.max_connections, gateway, settings.gateways),
+            per_peer=per_peer and _share(per_peer, gateway, settings.gateways),
+        )
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -55,6 +65,10 @@ class Places:
             self._counts[peer] = count
         else:
             del self._counts[peer]
+
+
+def _share(total: int, gateway: int, gateways: int) -> int:
+    return max(1, total // gateways + (gateway < total % gateways))
 
 
 def peer_of(address: str) -> str:

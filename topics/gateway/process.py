@@ -110,7 +110,7 @@ class Gateway:
         self._streams = Streams(settings=settings, calls=self._calls, feeds=self._feeds, guard=self._guard)
         self._refusals = Refusals(context.row)
         self._budget = self._streams.budget = Budget.of(settings, self._refusals.count)
-        self._places = Places(most=settings.max_connections, per_peer=settings.max_connections_per_peer)
+        self._places = Places.of(settings, context.index)
         self._calls.on_unasked = self._streams.unasked
         self._calls.on_fault = self._fault
         for peer, link in context.links.items():
@@ -223,7 +223,7 @@ class Gateway:
             self._listener,
             self._hot,
             self._places,
-            most=settings.max_connections,
+            most=self._places.most,
             log=context.log,
             leave_to_others=self._others_have_room,
             refused=self._refusals.count,
@@ -376,7 +376,9 @@ class Gateway:
 
     def _others_have_room(self) -> bool:
         """All gateways listen to the same socket: what finds no place here finds one there."""
-        return any([row.state is State.READY and row[Word.CONNECTIONS] < self._places.most for row in self._others])
+        return any(
+            [row.state is State.READY and row[Word.CONNECTIONS] < row[Word.CONNECTIONS_LIMIT] for row in self._others]
+        )
 
     # --- callbacks ---
 

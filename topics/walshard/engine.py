@@ -191,6 +191,9 @@ class Engine:
         if answer is not None:
             reply_to.send_always(answer)
 
+    def take_long(self, message: bytearray, reply_to: ReplyTo) -> None:
+        self.large.take(message, reply_to)
+
     def begin_round(self, now_ns: int) -> None:
         """One look at the clock for all requests of a drain."""
         self._round_ms = now_ns // 1_000_000

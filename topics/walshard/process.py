@@ -1,8 +1,9 @@
 """The shard process: recover, then serve the rings in rounds until told to stop.
 
 A round: drain every ring, handle what came, commit once, take in finished syncs and moves, flush every ring, ring each
-bell at most once. Stopping: answer what is in the rings, sync, write a clean snapshot. In a reload it is the same:
-those who ask have put everything into the rings by then, and send no more.
+bell at most once. What it has no time for waits for the next one (intake.py). Stopping: answer what is in the rings,
+sync, write a clean snapshot. In a reload it is the same: those who ask have put everything into the rings by then, and
+send no more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
+from topics.walshard.intake import Intake
 from topics.walshard.leftovers import remove_leftovers, remove_stale
 from topics.walshard.mover import Mover
 from topics.walshard.quota import Quota
@@ -35,7 +37,6 @@ from topics.walshard.tier import ColdTier
 from topics.walshard.topic import Topic
 from topics.walshard.wal import Wal
 
-_GATHER = 2  # how often a round looks for more requests before it writes
 MAINTENANCE_NS = 200_000_000
 _WINDOW_NS = limits.COMMIT_WINDOW_MS * 1_000_000
 _LAST_WORDS_NS = 3_000_000_000  # how long peers that don't listen may keep a shard that stops
@@ -145,6 +146,7 @@ class Shard:
             restarted=context.row[Word.GENERATION] > 1,
         )
         self._engine.on_fault = self._fault
+        self._intake = Intake(self._engine, trace=context.trace if context.log.debugging else None)
         self._engine.dropped = recovered.dropped
         self._engine.commit.on_sync = self._count_sync
         if self._cold is not None:
@@ -303,7 +305,8 @@ class Shard:
             self._engine.fetcher.look_ahead(topic)
 
     def _has_work(self) -> bool:
-        return any([link.has_work() for link in self._links.values()]) or self._engine.tails.can_push()
+        late = self._intake.is_late
+        return late or any([link.has_work() for link in self._links.values()]) or self._engine.tails.can_push()
 
     def _next_deadline_ns(self) -> int | None:
         maintain_ns = None if self._settled else self._maintain_ns
@@ -312,7 +315,7 @@ class Shard:
 
     def _govern(self, now_ns: int, round_us: int) -> None:
         governor = self._governor
-        governor.round(round_us)
+        governor.round(max(round_us, self._intake.late_us(now_ns)))
         if not governor.due(now_ns):
             return
         for link in self._links.values():
@@ -333,26 +336,8 @@ class Shard:
     def _round(self, now_ns: int) -> bool:
         engine = self._engine
         commit = engine.commit
-        handled = 0
         engine.begin_round(now_ns)
-        debugging = self._context.log.debugging
-        for _ in range(_GATHER):
-            before = handled
-            for link in self._links.values():
-                taken = link.drain()
-                if taken:
-                    writer = link.writer
-                    if debugging:
-                        self._context.trace(link, taken)
-                    for message in taken:
-                        engine.handle(message, writer)
-                    handled += len(taken)
-                if link.reader.long.whole:
-                    for long in link.reader.long.take():
-                        engine.large.take(long, link.writer)
-                        handled += 1
-            if handled - before < 2:
-                break
+        handled = self._intake.take(self._links, now_ns)
         changed = engine.large.busy
         if changed:
             engine.large.collect()
@@ -392,7 +377,7 @@ class Shard:
         room for routers' copies."""
         until_ns = time.monotonic_ns() + _LAST_WORDS_NS
         self._round(time.monotonic_ns())
-        while any([not link.reader.empty() for link in self._links.values()]) and time.monotonic_ns() < until_ns:
+        while self._is_asked() and time.monotonic_ns() < until_ns:
             self._round(time.monotonic_ns())
         self._engine.large.wait()
         self._engine.commit.write()
@@ -421,6 +406,9 @@ class Shard:
             self._relocator.close()
         self._context.log.info("stopped", lsn=self._engine.wal.written_lsn)
 
+    def _is_asked(self) -> bool:
+        return self._intake.is_late or any([not link.reader.empty() for link in self._links.values()])
+
     def _answer_synced(self) -> None:
         while self._syncer.busy or self._engine.wal.synced_lsn < self._engine.wal.written_lsn:
             if not self._syncer.busy:
@@ -435,6 +423,8 @@ class Shard:
         # Another dict, because a round may be under way. The coordinator's comes first: it has to know of a change
         # before the client that made it does.
         others = {name: known for name, known in self._links.items() if name != peer}
+        if (before := self._links.get(peer)) is not None:
+            self._intake.forget(before)
         self._links = {peer: link, **others} if peer == "queue" else {**others, peer: link}
 
     def _link_down(self, peer: str) -> None:
@@ -442,15 +432,14 @@ class Shard:
         if link is not None:
             if peer == "queue":
                 self._empty(link)
+            self._intake.forget(link)
             self._links = {name: other for name, other in self._links.items() if name != peer}
             self._engine.caller_gone(link.writer)
 
     def _empty(self, link: Link) -> None:
         """The coordinator does not wake us for every lease that it gives out: its last words are in the ring."""
         try:
-            while received := link.drain():
-                for message in received:
-                    self._engine.handle(message, link.writer)
+            self._intake.empty(link)
         except RingPoisoned as error:
             self._context.log.warning("ring poisoned", peer=link.peer, reason=str(error))
 

@@ -8,6 +8,7 @@ A gateway follows a topic once per set of options, however many clients watch it
   for a moment, to become fewer and larger, or those of the lowest bands are put off and their followers told so.
 - a follower gets its next push when it has taken the last one out of its ring: while it is busy handing records to
   a thousand clients, the next push grows instead of waiting in line.
+- a round pushes for a limited time; who comes after that is first in the next.
 - an answer to a READ that reaches the head goes out behind the pushes up to the same seq. Rings keep order, so a
   watcher that has caught up stands exactly where the tail stands, and joins it without a gap.
 
@@ -17,6 +18,7 @@ are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -36,6 +38,8 @@ _WAKE_UP = 2**31  # a word that something is there, for processes of ours: never
 _UNFLUSHED = -1
 _COALESCE_NS = limits.COALESCE_MS * 1_000_000
 _PACE_MS = limits.PACE_FRAME_MS
+_PUSH_NS = 10_000_000  # half of the 20 ms of a round ...
+_PUSHES = 16  # ... but so many pushes in any case: who is not run for a moment does not fall behind for it
 _ALIGN_PUSHES = 16  # a tail further behind its head than this catches up by itself
 
 
@@ -83,7 +87,9 @@ class Tails:
         fetcher: Fetcher,
         refresh: Callable[[Topic], None],
         now_ms: Callable[[], int],
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._clock = clock
         self._topics = topics
         self._cache = cache
         self._fetcher = fetcher
@@ -255,9 +261,15 @@ class Tails:
             for follower in {tail.follower for tail in behind.above(floor)}
         }
 
+        clock = self._clock
+        until_ns = clock() + _PUSH_NS
+        enough = self.pushes + _PUSHES
+
         def push(tail: _Tail) -> int:
             size = self._push(tail)
             budget[tail.follower] -= size
+            if self.pushes >= enough and clock() > until_ns:
+                budget.update(dict.fromkeys(budget, 0))
             return size
 
         behind.serve(
