@@ -38,7 +38,7 @@ from topics.storage.columns import Columns, coalesce
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
-from topics.walshard.copies import CopyMemory, Pipe, copy_ids
+from topics.walshard.copies import Copies, CopyMemory, Pipe, copy_ids
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.fetcher import window
 from topics.walshard.rebuild import Filled
@@ -302,8 +302,11 @@ class Pipes:
     def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if request.hops is not None and request.count:
             topic.remember_hops(last - request.count + 1, request.hops)
+        newest = topic.rows.back()
+        # From when its class was another one: these are written down, and what follows them waits until they are.
+        held = bool(pipe.marks) or (newest is not None and isinstance(newest.source, Copies))
         pipe.advance(last, request.to_seq, request.counts, request.sources)
-        if topic.ephemeral:
+        if topic.ephemeral and not held:
             pipe.flushed(last)  # its records are never written down: a restart goes on from here
         if pipe.tail_lost and request.level:
             pipe.tail_lost = False

@@ -146,8 +146,11 @@ class Topic:
     @property
     def has_copies(self) -> bool:
         """Whether the tail holds rows that are in memory only, on their way to a segment."""
+        return next(self.copies(), None) is not None
+
+    def copies(self) -> Iterator[Row]:
         tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
-        return any(row.live and isinstance(row.source, Copies) for row in tail)
+        return (row for row in tail if row.live and isinstance(row.source, Copies))
 
     def copies_below(self, seq: int) -> int:
         """How many live copies below a seq are in memory only."""
