@@ -443,7 +443,7 @@ class Recovery:
             if fresh:
                 topic.trims = merge_ranges([*topic.trims, (copies.first_seq, copies.last_seq)])
             return
-        if fresh and copies.hops is not None:
+        if copies.hops is not None and copies.first_seq > self._snapshot_heads.get(topic.id, 0):
             topic.remember_hops(copies.first_seq, copies.hops)
         first = max(copies.first_seq, settled + 1)
         row = Row(
