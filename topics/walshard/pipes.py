@@ -35,7 +35,7 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.walshard import reads
+from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies, CopyMemory, Pipe, copy_ids
@@ -199,7 +199,7 @@ class Pipes:
         pipe = topic.pipe
         assert pipe is not None
         if pipe.rebuild is not None:  # its source is gone
-            self._fill(topic, pipe.rebuild.give_up())
+            self._fill(topic, pipe.rebuild.give_up(), sized=pipe.rebuild.sized)
             pipe.rebuild = None
             self._rebuilt(topic, pipe)
         if pipe.tail_lost:
@@ -209,9 +209,14 @@ class Pipes:
         else:
             then()
 
-    def _fill(self, topic: Topic, filled: Iterable[Filled]) -> None:
-        for row, runs in filled:
-            topic.fill(row, runs)
+    def _fill(self, topic: Topic, filled: Iterable[Filled], *, sized: bool) -> None:
+        for each in filled:
+            row = each.row
+            if sized and topic.config.cap_bytes and row is topic.rows.front():
+                row.sizes = each.sizes()
+                retention.enforce_caps(topic, told=True)  # as before the crash: with what the source has lost since
+            if row.live:
+                topic.fill(row, each.runs)
         self._filled(topic)
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
@@ -259,7 +264,8 @@ class Pipes:
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if pipe.rebuild is not None:
             ids = copy_ids(request.sources)
-            self._fill(topic, pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level))
+            filled = pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level)
+            self._fill(topic, filled, sized=pipe.rebuild.sized)
             if pipe.rebuild.done:
                 pipe.rebuild = None
                 if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did

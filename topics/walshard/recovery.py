@@ -563,9 +563,13 @@ class Recovery:
         assert pipe is not None
         settled = max(pipe.flushed_to, topic.flushed_seq)
         head = known = max(topic.head_seq, pipe.flushed_to, self._snapshot_heads.get(topic.id, 0))
-        # Before they are filled: what the source has lost since had its share in what caps took.
-        retention.enforce_caps(topic, cut_bytes=False)
+        # Before they are filled: what the source has lost since had its share in what caps took. Of a row that has lost
+        # some of its copies nobody knows how many bytes are left.
+        guessed = [row for row in topic.copies() if row.live < pipe.copied_with(row)]
+        retention.enforce_caps(topic, guessed=guessed)
         pipe.begin_rebuild(topic.copies())
+        if pipe.rebuild is not None:
+            pipe.rebuild.sized = not guessed and all(row.whole for row in topic.copies())
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
         if pipe.logged and not same_boot and topic.needs_sync and not pipe.ring and not rejects:
             pipe.tail_lost = True

@@ -304,11 +304,16 @@ class Topic:
         if row.live == 0:
             self.release(row)
 
+    @staticmethod
+    def is_unfilled(row: Row) -> bool:
+        """Copies that a crash left without their bytes."""
+        return row.body is None and isinstance(row.source, Copies)
+
     def sizes_or_shares(self, row: Row) -> array[int]:
         """For what has to go on though the row can't be read: then each of its records counts the same, from here on,
         and together as many bytes as before."""
-        if row.body is None and isinstance(row.source, Copies):  # they will be known when it is filled
-            return shares(row)
+        if self.is_unfilled(row):  # they will be known when it is filled
+            return shares(row) if row.sizes is None else row.sizes
         if row.sizes is None and isinstance(row.source, Segment) and row.source.unseen:
             return shares(row)  # that the disk is away has been said
         try:
