@@ -91,3 +91,21 @@ def test_an_ephemeral_class_keeps_nothing_for_long(shard: PipeShard) -> None:
     pipe = shard.topic("d").pipe
     assert pipe is not None
     assert (len(pipe.marks), len(pipe.sources), pipe.flushed_at) == (0, 0, 7)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_an_ephemeral_class_kept_of_a_ring_goes_on(shard: PipeShard, saved: bool) -> None:
+    """Hops, times and a client's deletes of copies from the class before."""
+    shard.append("s", numbers(1, 4))
+    forwarder = Forwarder(shard, "s", "d", ring_hops=2)
+    forwarder.pump()
+    shard.put("d", EPHEMERAL)
+    shard.delete("d", before_seq=3)
+    before = shard.everything("d")
+    if saved:
+        shard.checkpoint()
+    shard.wall.pass_ms(5_000)
+    shard.restart()
+    Forwarder(shard, "s", "d", ring_hops=2).pump()
+    assert shard.everything("d") == before
+    assert shard.read_raw("d", 2)[0].hops == [1, 1]
