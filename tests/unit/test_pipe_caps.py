@@ -53,6 +53,52 @@ def test_what_a_cap_took_stays_away(shard: PipeShard, cap: TopicConfig, lost: li
     assert shard.seqs("d") == {seq: data for seq, data in before.items() if seq not in lost}
 
 
+@pytest.mark.parametrize("lost", [[10], [8, 9, 10], [6], [7, 10], [5, 6, 7, 8, 9, 10], [4], [3, 5], [4, 10]])
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_what_cap_bytes_took_of_a_batch_stays_away(shard: PipeShard, lost: list[int], batches: int) -> None:
+    """It had cut into the batch, by the size of each record."""
+    shard.put("d", TopicConfig(cap_bytes=350))
+    for record in uneven():
+        shard.append("s", [record])
+    Forwarder(shard, "s", "d").pump(limit=len(SIZES) // batches)
+    before = shard.seqs("d")
+    assert min(before) == 5
+    for seq in lost:
+        shard.delete("s", tag=f"t{seq}")
+    for _ in range(2):
+        shard.restart()
+        Forwarder(shard, "s", "d").pump(limit=3)
+        found = shard.seqs("d")
+        assert {seq: data for seq, data in before.items() if seq not in lost}.items() <= found.items()
+        assert found.keys() <= before.keys()
+        assert shard.topic("d").unaccounted == 0
+        shard.checkpoint()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_cap_takes_nothing_by_a_guess(shard: PipeShard, saved: bool) -> None:
+    """A client has deleted the large record of a batch: how many bytes that left is not known before it is filled."""
+    large = Record(b'"%s"' % (b"x" * 400), tag="large")
+    small = Record(b"1")
+    shard.put("d", TopicConfig(cap_bytes=610))
+    forwarder = Forwarder(shard, "s", "d")
+    batches = [[Record(b'"%s"' % (b"x" * 100))], [small, large], [Record(b'"%s"' % (b"x" * 250))]]
+    for batch in batches[:2]:
+        shard.append("s", batch)
+        forwarder.pump()
+    shard.delete("d", tag="large")
+    shard.append("s", batches[2])
+    forwarder.pump()
+    before, report = shard.everything("d"), shard.report("d")
+    assert [stored.seq for stored in before] == [1, 2, 4]
+    if saved:
+        shard.checkpoint()
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.everything("d") == before
+    assert shard.report("d").bytes == report.bytes
+
+
 def test_a_direct_record_behind_copies_took_their_room(shard: PipeShard) -> None:
     shard.put("d", TopicConfig(cap_records=6))
     for record in uneven(6):

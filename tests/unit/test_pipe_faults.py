@@ -197,3 +197,28 @@ def test_copies_are_there_again_on_a_full_disk(shard: PipeShard, disk: FaultyDis
     assert (None if gap is None else (gap.gap_to, gap.reason)) == ((2, "source_trim") if gone else None)
     disk.well()
     assert shard.append("d", numbers(5, 1)).first_seq == 5
+
+
+# --- records that the source has lost ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_was_lost_is_told_once(shard: PipeShard, disk: FaultyDisk, fault: Callable[[FaultyDisk], None]) -> None:
+    """Its seqs are logged, and the copies behind it could not be: the next try begins behind it."""
+    shard.open_pipe("s", "d")
+    shard.append("s", numbers(1, 9))
+    shard.forward("s", "d", numbers(1, 2))
+    sent = shard.send_forward("s", "d", numbers(8, 2), lost=5, to_seq=9, complete=False, sources=[(8, 2)])
+    fault(disk)
+    shard.work()
+    assert isinstance(shard.outcome(sent), ApiError)
+    disk.well()
+    assert shard.forward("s", "d", numbers(8, 2), from_seq=2, lost=5, to_seq=9, complete=False) == 7, "nothing happened"
+    assert shard.open_pipe("s", "d").at == 7
+    assert shard.forward("s", "d", numbers(8, 2)) == 9
+    assert shard.seqs("d") == {1: b"1", 2: b"2", 8: b"8", 9: b"9"}
+    assert shard.topic("d").trims == [(3, 7)]
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {1: b"1", 2: b"2", 8: b"8", 9: b"9"}
+    assert shard.topic("d").unaccounted == 0

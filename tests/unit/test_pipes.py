@@ -456,6 +456,23 @@ def test_hops_survive(shard: PipeShard) -> None:
     assert shard.read_raw("d", 0)[0].hops == [1, 2, 1]
 
 
+def test_hops_of_copies_that_a_snapshot_covers_and_does_not_show_survive(shard: PipeShard) -> None:
+    """They are logged, and wait behind a direct record that is not synced yet."""
+    shard.put("d", config("fsync"))
+    shard.append("s", numbers(1, 3))
+    shard.open_pipe("s", "d", ring=True)
+    shard.send_append("d", numbers(100, 1))
+    shard.engine.commit.write()
+    shard.send_forward("s", "d", numbers(1, 3), hops=[1, 2, 1])
+    shard.engine.commit.write()
+    assert shard.topic("d").head_seq == 0
+    shard.checkpoint()
+    shard.restart()
+    Forwarder(shard, "s", "d", ring_hops=3).pump()
+    piece, records = shard.read_raw("d", 0)
+    assert ([record.data for record in records], piece.hops) == ([b"100", b"1", b"2", b"3"], [0, 1, 2, 1])
+
+
 def test_hops_of_what_has_not_gone_round_yet_are_never_forgotten(
     shard: PipeShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,10 @@ class Pipe:
         size = row.size * row.count // row.live
         return CopiesLine(topic_id, row.first_ts, row.first, row.last, at, row.count, size, runs[::-1], counts)
 
+    def copied_with(self, row: Row) -> int:
+        """How many copies the line of a row has. The row may be their end."""
+        return sum(count for _, count in self.sources[row.last])
+
     def copy_ids(self, row: Row) -> list[int]:
         """What each copy of a row is a copy of: the source's seq, and which of several routers' copies it is. The row
         may be the end of what was copied at once."""

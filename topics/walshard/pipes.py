@@ -35,10 +35,10 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.walshard import reads
+from topics.walshard import reads, retention
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
-from topics.walshard.copies import CopyMemory, Pipe, copy_ids
+from topics.walshard.copies import Copies, CopyMemory, Pipe, copy_ids
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.fetcher import window
 from topics.walshard.rebuild import Filled
@@ -199,27 +199,32 @@ class Pipes:
         pipe = topic.pipe
         assert pipe is not None
         if pipe.rebuild is not None:  # its source is gone
-            self._fill(topic, pipe.rebuild.give_up())
+            self._fill(topic, pipe.rebuild.give_up(), sized=pipe.rebuild.sized)
             pipe.rebuild = None
             self._rebuilt(topic, pipe)
         if pipe.tail_lost:
-            self._skip_tail(topic, pipe, trimmed=True)
+            self._skip_tail(topic, pipe, trimmed=True, at=pipe.at)
         if topic.has_copies or pipe.pending or pipe.saved_at != pipe.at:
             self.settle(topic, then)
         else:
             then()
 
-    def _fill(self, topic: Topic, filled: Iterable[Filled]) -> None:
-        for row, runs in filled:
-            topic.fill(row, runs)
+    def _fill(self, topic: Topic, filled: Iterable[Filled], *, sized: bool) -> None:
+        for each in filled:
+            row = each.row
+            if sized and topic.config.cap_bytes and row is topic.rows.front():
+                row.sizes = each.sizes()
+                retention.enforce_caps(topic, told=True)  # as before the crash: with what the source has lost since
+            if row.live:
+                topic.fill(row, each.runs)
         self._filled(topic)
 
-    def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool) -> None:
+    def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""
         pipe.tail_lost = False
         topic.touched()
         try:
-            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=pipe.at)
+            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=at)
         except (ApiError, DiskFull, OSError):
             pipe.tail_lost = True
             raise
@@ -259,11 +264,12 @@ class Pipes:
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if pipe.rebuild is not None:
             ids = copy_ids(request.sources)
-            self._fill(topic, pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level))
+            filled = pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level)
+            self._fill(topic, filled, sized=pipe.rebuild.sized)
             if pipe.rebuild.done:
                 pipe.rebuild = None
                 if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did
-                    self._skip_tail(topic, pipe, trimmed=True)
+                    self._skip_tail(topic, pipe, trimmed=True, at=pipe.at)
                 elif request.level:  # there is nothing behind them that could have been copied
                     pipe.tail_lost = False
                     topic.touched()
@@ -275,11 +281,14 @@ class Pipes:
             )
         if request.count:
             self._check_room(topic, request.count, request.size)
+        behind_lost = request.from_seq + request.lost
         if pipe.tail_lost and not request.complete:
-            self._skip_tail(topic, pipe, trimmed=request.lost > 0)
+            self._skip_tail(topic, pipe, trimmed=request.lost > 0, at=behind_lost)
         elif request.lost:
             lost_to = topic.next_seq - 1 + request.lost
-            self._commit.skip_to(topic, lost_to, trimmed=True, at=request.from_seq + request.lost)
+            self._commit.skip_to(topic, lost_to, trimmed=True, at=behind_lost)
+        if request.lost:  # told, whatever becomes of the copies
+            self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
             self._advance(topic, pipe, request, last=topic.next_seq - 1)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
@@ -302,13 +311,22 @@ class Pipes:
     def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if request.hops is not None and request.count:
             topic.remember_hops(last - request.count + 1, request.hops)
-        pipe.advance(last, request.to_seq, request.counts, request.sources)
-        if topic.ephemeral:
-            pipe.flushed(last)  # its records are never written down: a restart goes on from here
+        self._move(topic, pipe, last, request.to_seq, request.counts, request.sources)
         if pipe.tail_lost and request.level:
             pipe.tail_lost = False
             self._rebuilt(topic, pipe)
         topic.touched()
+
+    @staticmethod
+    def _move(
+        topic: Topic, pipe: Pipe, last: int, at: int, counts: dict[str, int], sources: list[tuple[int, int]]
+    ) -> None:
+        newest = topic.rows.back()
+        # From when its class was another one: these are written down, and what follows them waits until they are.
+        held = bool(pipe.marks) or (newest is not None and isinstance(newest.source, Copies))
+        pipe.advance(last, at, counts, sources)
+        if topic.ephemeral and not held:
+            pipe.flushed(last)  # its records are never written down: a restart goes on from here
 
 
 def _opened(pipe: Pipe) -> messages.PipeOpened:

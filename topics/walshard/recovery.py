@@ -427,7 +427,7 @@ class Recovery:
         for line in lines:
             topic = self._topics.get(line.topic_id)
             self._clock.at_least(line.ts)
-            if topic is not None and topic.pipe is not None and not topic.ephemeral:
+            if topic is not None and topic.pipe is not None:
                 self._copies_row(topic, topic.pipe, line, file, fresh)
 
     def _copies_row(self, topic: Topic, pipe: Pipe, copies: CopiesLine, file: WalFile, fresh: bool) -> None:
@@ -443,7 +443,7 @@ class Recovery:
             if fresh:
                 topic.trims = merge_ranges([*topic.trims, (copies.first_seq, copies.last_seq)])
             return
-        if fresh and copies.hops is not None:
+        if copies.hops is not None and copies.first_seq > self._snapshot_heads.get(topic.id, 0):
             topic.remember_hops(copies.first_seq, copies.hops)
         first = max(copies.first_seq, settled + 1)
         row = Row(
@@ -524,9 +524,11 @@ class Recovery:
     def _settle(self, topics: list[Topic], *, folder_clean: bool, same_boot: bool) -> None:
         """Heads that can't be known from records: seqs that were given out must not be given out again."""
         for topic in topics:
-            if topic.pipe is not None and not folder_clean and not topic.ephemeral:
-                self._settle_copies(topic, same_boot=same_boot)
-                continue
+            if topic.pipe is not None and not folder_clean:
+                if not topic.ephemeral:
+                    self._settle_copies(topic, same_boot=same_boot)
+                    continue
+                topic.pipe.begin_rebuild(topic.copies())  # from when its class was another one
             head = known = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
             durability = topic.config.durability
             lost = not folder_clean and (durability == "ephemeral" or (durability == "disk" and not same_boot))
@@ -561,10 +563,13 @@ class Recovery:
         assert pipe is not None
         settled = max(pipe.flushed_to, topic.flushed_seq)
         head = known = max(topic.head_seq, pipe.flushed_to, self._snapshot_heads.get(topic.id, 0))
-        # Before they are filled: what the source has lost since had its share in what caps took.
-        retention.enforce_caps(topic, cut_bytes=False)
-        tail = topic.rows.since(topic.rows.position(topic.flushed_seq + 1))
-        pipe.begin_rebuild(row for row in tail if row.live and isinstance(row.source, Copies))
+        # Before they are filled: what the source has lost since had its share in what caps took. Of a row that has lost
+        # some of its copies nobody knows how many bytes are left.
+        guessed = [row for row in topic.copies() if row.live < pipe.copied_with(row)]
+        retention.enforce_caps(topic, guessed=guessed)
+        pipe.begin_rebuild(topic.copies())
+        if pipe.rebuild is not None:
+            pipe.rebuild.sized = not guessed and all(row.whole for row in topic.copies())
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
         if pipe.logged and not same_boot and topic.needs_sync and not pipe.ring and not rejects:
             pipe.tail_lost = True

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
+from topics.storage.format import RECORD_OVERHEAD
 from topics.walshard.rows import Row
 from topics.walshard.topic import Topic
 
@@ -56,9 +57,10 @@ def _before(topic: Topic, row: Row, horizon: int, now_ms: int) -> list[int]:
     return [index for index in row.live_indexes() if times[index] < horizon]
 
 
-def enforce_caps(topic: Topic, *, cut_bytes: bool = True) -> None:
+def enforce_caps(topic: Topic, *, guessed: Sequence[Row] = (), told: bool = False) -> None:
     """discard "old": evict from the front until the topic is within its caps. "reject" never drops what it took.
-    cut_bytes False: cap_bytes takes whole rows alone, because nobody knows yet how large each record is."""
+    guessed: rows that may hold fewer bytes than they say. A row of copies that has no bytes yet is not cut by cap_bytes
+    until it is told how large each of them is."""
     config = topic.config
     if config.discard != "old":
         return
@@ -72,17 +74,21 @@ def enforce_caps(topic: Topic, *, cut_bytes: bool = True) -> None:
                 front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
             _evict(topic, front, live[:excess], sizes=front.sizes)
     if config.cap_bytes:
-        while topic.bytes > config.cap_bytes:
+        surplus = {row: row.size - row.live * RECORD_OVERHEAD for row in guessed}
+        unsure = sum(surplus.values())
+        while topic.bytes - unsure > config.cap_bytes:
             front = topic.rows.front()
             assert front is not None
             live = list(front.live_indexes())
-            if topic.bytes - front.size >= config.cap_bytes:
+            behind = unsure - surplus.get(front, 0)
+            if topic.bytes - front.size - behind >= config.cap_bytes:
                 _evict(topic, front, live, sizes=None)
+                unsure = behind
                 continue
-            if not cut_bytes and len(live) > 1:
+            if front.count > 1 and topic.is_unfilled(front) and not told:
                 return
             sizes = front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
-            over = topic.bytes - config.cap_bytes
+            over = topic.bytes - unsure - config.cap_bytes
             taken = 0
             for index in live:
                 taken += 1

@@ -146,8 +146,11 @@ class Topic:
     @property
     def has_copies(self) -> bool:
         """Whether the tail holds rows that are in memory only, on their way to a segment."""
+        return next(self.copies(), None) is not None
+
+    def copies(self) -> Iterator[Row]:
         tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
-        return any(row.live and isinstance(row.source, Copies) for row in tail)
+        return (row for row in tail if row.live and isinstance(row.source, Copies))
 
     def copies_below(self, seq: int) -> int:
         """How many live copies below a seq are in memory only."""
@@ -301,11 +304,16 @@ class Topic:
         if row.live == 0:
             self.release(row)
 
+    @staticmethod
+    def is_unfilled(row: Row) -> bool:
+        """Copies that a crash left without their bytes."""
+        return row.body is None and isinstance(row.source, Copies)
+
     def sizes_or_shares(self, row: Row) -> array[int]:
         """For what has to go on though the row can't be read: then each of its records counts the same, from here on,
         and together as many bytes as before."""
-        if row.body is None and isinstance(row.source, Copies):  # they will be known when it is filled
-            return shares(row)
+        if self.is_unfilled(row):  # they will be known when it is filled
+            return shares(row) if row.sizes is None else row.sizes
         if row.sizes is None and isinstance(row.source, Segment) and row.source.unseen:
             return shares(row)  # that the disk is away has been said
         try:

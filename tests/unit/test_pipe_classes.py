@@ -1,0 +1,111 @@
+"""A destination whose class changes while copies are not in segments yet: what a durable class got stays, and what an
+ephemeral one got goes with the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pipeshard import Forwarder, PipeShard, numbers
+
+from topics.storage.config import TopicConfig
+
+EPHEMERAL = TopicConfig(durability="ephemeral", durable=False)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> PipeShard:
+    shard = PipeShard(tmp_path)
+    shard.put("s", TopicConfig())
+    shard.put("d", TopicConfig())
+    return shard
+
+
+def kill(shard: PipeShard) -> None:
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_copies_of_a_durable_class_survive_an_ephemeral_one(
+    shard: PipeShard, saved: bool, more: bool, back: bool
+) -> None:
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    durable = shard.everything("d")
+    shard.put("d", EPHEMERAL)
+    if more:
+        shard.append("s", numbers(4, 2))
+        forwarder.pump()
+    if back:
+        shard.put("d", TopicConfig())
+    seen = shard.seqs("d")
+    if saved:
+        shard.checkpoint()
+    for _ in range(2):
+        kill(shard)
+        found = shard.everything("d")
+        assert found[:3] == durable
+        for stored in found:
+            assert seen.setdefault(stored.seq, stored.record.data) == stored.record.data
+        assert shard.topic("d").unaccounted == 0
+        shard.append("d", numbers(100, 1))
+        seen |= shard.seqs("d")
+    shard.flush("d")
+    shard.checkpoint()
+    kill(shard)
+    assert shard.everything("d")[:3] == durable
+
+
+def test_copies_that_become_readable_behind_the_change_are_of_the_class_before(shard: PipeShard) -> None:
+    """They waited for a sync of a direct record."""
+    shard.put("d", TopicConfig(durability="fsync", durable=True))
+    shard.open_pipe("s", "d")
+    shard.append("s", numbers(1, 3))
+    shard.send_append("d", numbers(100, 1))
+    shard.engine.commit.write()
+    shard.send_forward("s", "d", numbers(1, 3))
+    shard.put("d", EPHEMERAL)
+    before = shard.seqs("d")
+    assert list(before) == [1, 2, 3, 4]
+    shard.checkpoint()
+    kill(shard)
+    assert shard.seqs("d") == before
+
+
+def test_an_ephemeral_class_keeps_nothing_for_long(shard: PipeShard) -> None:
+    """When the copies of the class before are in a snapshot, a restart goes on behind those that it took along."""
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    shard.put("d", EPHEMERAL)
+    shard.append("s", numbers(4, 2))
+    forwarder.pump()
+    shard.flush("d")
+    shard.checkpoint()
+    shard.append("s", numbers(6, 2))
+    forwarder.pump()
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    assert (len(pipe.marks), len(pipe.sources), pipe.flushed_at) == (0, 0, 7)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_an_ephemeral_class_kept_of_a_ring_goes_on(shard: PipeShard, saved: bool) -> None:
+    """Hops, times and a client's deletes of copies from the class before."""
+    shard.append("s", numbers(1, 4))
+    forwarder = Forwarder(shard, "s", "d", ring_hops=2)
+    forwarder.pump()
+    shard.put("d", EPHEMERAL)
+    shard.delete("d", before_seq=3)
+    before = shard.everything("d")
+    if saved:
+        shard.checkpoint()
+    shard.wall.pass_ms(5_000)
+    shard.restart()
+    Forwarder(shard, "s", "d", ring_hops=2).pump()
+    assert shard.everything("d") == before
+    assert shard.read_raw("d", 2)[0].hops == [1, 1]
