@@ -512,6 +512,65 @@ def test_a_log_file_in_the_middle_is_missing(shard: Shard) -> None:
         shard.open()
 
 
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+@pytest.mark.parametrize("clean", [True, False])
+def test_records_that_the_snapshot_has_seen_in_the_log_are_missed(shard: Shard, boot: bytes, clean: bool) -> None:
+    """The log goes on behind the file that is missing, and the snapshot covers every frame of it."""
+    shard.append("t", records(3), config=FSYNC)
+    shard.append("u", records(1), config=FSYNC)
+    while len(shard.engine.wal.files) < 3:
+        shard.append("u", long(1))
+    shard.checkpoint()
+    gone = shard.engine.wal.files[0].path
+    if clean:
+        shard.stop()
+    else:
+        shard.append("u", records(1))
+        shard.crash()
+    copy = Path(gone).read_bytes()
+    os.unlink(gone)
+    before = contents(shard)
+    with pytest.raises(CorruptData, match="3 of seqs 1 to 3 of topic 't' were in the log alone"):
+        shard.open(boot=boot)
+    assert contents(shard) == before, "nothing was changed"
+    Path(gone).write_bytes(copy)
+    shard.open(boot=boot)
+    assert len(shard.everything("t")) == 3
+
+
+def test_a_file_whose_records_are_all_deleted_may_be_missing(shard: Shard) -> None:
+    shard.append("t", records(3))
+    while len(shard.engine.wal.files) < 3:
+        shard.append("t", long(1))
+    first = shard.engine.wal.files[0]
+    last = frames_of(first.path)[-1].last_seq
+    shard.delete("t", before_seq=last + 1)
+    shard.wall.pass_ms(1)
+    shard.checkpoint()
+    left = shard.everything("t")
+    assert not os.path.exists(first.path)
+    shard.restart()
+    assert shard.everything("t") == left
+    shard.delete("t", before_seq=left[-1].seq)
+    shard.restart()
+    assert shard.everything("t") == left[-1:], "what was deleted after the snapshot is in the log all the same"
+
+
+def test_the_file_that_was_written_when_the_snapshot_was_made_is_missing(shard: Shard) -> None:
+    """The only one: what came after the snapshot is gone with it."""
+    shard.append("t", records(3), config=FSYNC)
+    shard.flush("t")
+    shard.checkpoint()
+    shard.append("t", records(2))
+    path = shard.engine.wal.current.path
+    shard.crash()
+    os.unlink(path)
+    before = contents(shard)
+    with pytest.raises(CorruptData, match="is missing; the snapshot knows of it"):
+        shard.open()
+    assert contents(shard) == before
+
+
 def flushed(shard: Shard) -> str:
     """A topic with a sealed and an open segment, checkpointed; returns its folder."""
     shard.append("t", records(25, tag="x"))
