@@ -577,7 +577,7 @@ class Shard:
         self.sync()
         commit = self.engine.commit
         commit.bear_witness(self.clock.now_ms(), covered=self.mover.snapshot_lsn)
-        self.wall.pass_ms(1_000)
+        self.wall.pass_ms(5_000)
         commit._witness_ms = 0
         commit.bear_witness(self.clock.now_ms(), covered=self.mover.snapshot_lsn)
 
