@@ -143,6 +143,7 @@ MIN_FREE_BYTES = 256 * MIB  # less free space than this and nothing is written t
 FREE_LOOK_MS = 200  # how often a writing shard looks
 CONTROL_BYTES = 4 * KIB  # more than a topic frame and a ceiling frame take
 WAL_FILE_BYTES = 64 * MIB
+SECTOR_BYTES = 4_096  # what a disk loses at once, where it loses something
 WAL_RESERVE_BYTES = 1 * MIB  # the end of the last WAL file is kept for deletes when the disk is full
 SEGMENT_MAX_EVENTS = 10_000
 SEGMENT_MAX_BYTES = 64 * MIB

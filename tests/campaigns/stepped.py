@@ -136,7 +136,13 @@ def records_of(step: Step, topic: str, at: int) -> list[Record]:
 @contextmanager
 def small_limits() -> Iterator[None]:
     """Files and promises that a short history comes to the end of."""
-    small = {"WAL_RESERVE_BYTES": 1_000, "PLACED_BYTES": 800, "SEQ_RESERVE": 40, "BLOCK_RECORDS": 8}
+    small = {
+        "WAL_RESERVE_BYTES": 1_000,
+        "PLACED_BYTES": 800,
+        "SEQ_RESERVE": 40,
+        "BLOCK_RECORDS": 8,
+        "SECTOR_BYTES": 512,
+    }
     before = {name: getattr(limits, name) for name in small}
     for name, value in small.items():
         setattr(limits, name, value)
@@ -225,7 +231,7 @@ class Life:
             case "checkpoint":
                 shard.checkpoint()
             case "sync":
-                shard.sync()
+                shard.be_quiet()
             case "relocate":
                 shard.relocate()
             case "kill":

@@ -276,6 +276,27 @@ def test_damage_to_the_last_frame(serve: Start, tail: tuple[Path, Oracle], tmp_p
     assert client.append("t", 1).body["first_seq"] == losses[0]["last"] + 1
 
 
+def test_damage_to_the_only_record_of_a_log_that_was_quiet(serve: Start) -> None:
+    """After a restart of the machine, too: the log knows what was synced."""
+    server = serve(shards=1, env=SMALL)
+    client = server.client()
+    assert client.put("only", durability="fsync").status == 201
+    assert client.append("only", "one").ok
+    (path,) = wal_files(server.data_dir)
+    eventually(lambda: frames(path)[-1].synced >= 2, within_s=60, what="a witness")
+    server.kill()
+    record = next(frame for frame in frames(path) if frame.count)
+    flip(path, record.offset + record.length // 2)
+    another_boot(path)
+    figures.DAMAGES.add()
+    assert not verify(str(server.data_dir), deep=False, running=False).clean
+    again = serve(shards=1, env=SMALL, wait=False)
+    again.wait_state("shard-0", State.FAILED)
+    assert f"damaged at offset {record.offset} " in again.log()
+    again.kill()
+    assert [loss["topic"] for loss in repaired(server.data_dir)["lost"]] == ["only"]
+
+
 # --- damage in the middle -----------------------------------------------------------------------------
 
 

@@ -572,6 +572,15 @@ class Shard:
             self.engine.commit.sync_now()
             self.settle()
 
+    def be_quiet(self) -> None:
+        """Long enough that the log gets a witness of what is synced, if it needs one."""
+        self.sync()
+        commit = self.engine.commit
+        commit.bear_witness(self.clock.now_ms(), covered=self.mover.snapshot_lsn)
+        self.wall.pass_ms(5_000)
+        commit._witness_ms = 0
+        commit.bear_witness(self.clock.now_ms(), covered=self.mover.snapshot_lsn)
+
     def answer(self, correlation: int) -> Any:
         return messages.decode_answer(self.answers.messages.pop(correlation))[0]
 

@@ -160,6 +160,23 @@ def filled(folder: Path) -> Shard:
     return shard
 
 
+def test_a_witness_in_the_log_is_no_trouble(tmp_path: Path) -> None:
+    shard = filled(tmp_path / "data")
+    expected = told(Folder(shard.settings.data_dir, now_ms=shard.clock.now_ms()))
+    lsn = shard.engine.wal.written_lsn
+    shard.be_quiet()
+    assert shard.engine.wal.written_lsn == lsn + 2
+    assert told(Folder(shard.settings.data_dir, now_ms=shard.clock.now_ms())) == expected
+    name = create(shard.settings.data_dir, Repository.made(str(tmp_path / "repository")), "one").name
+    seen = shard.everything("a")
+    for shards in (None, 2, 3):
+        check_folder(back(tmp_path, name, shards=shards), shard, expected)
+    restored = Elsewhere(tmp_path / "one-None", wall=shard.wall)
+    assert restored.everything("a") == seen
+    shard.crash()
+    assert verify(shard.settings.data_dir, deep=True, running=False).clean
+
+
 def test_the_second_one_copies_what_is_new(tmp_path: Path) -> None:
     shard = filled(tmp_path / "data")
     repository = Repository.made(str(tmp_path / "repository"))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from folderplay import write_manifest
-from model import Record, Shard, error_of
+from model import QuickDisk, Record, Shard, error_of
 from test_relocator import fill, forget_log, records, seqs, settings, tiers
 from test_tier import LEFT, Disk
 
@@ -179,6 +181,76 @@ def test_deletes_meanwhile_come_into_effect(
     shard.open()
     assert seqs(shard) == left
     assert shard.topic("t").bytes == sum(stored.record.size for stored in shard.everything("t")), "exact again"
+
+
+class ReadOnly(QuickDisk):
+    """The cold disk is there and takes nothing: it is full, broken, or remounted for reading only."""
+
+    def __init__(self, cold: Path, number: int) -> None:
+        self._cold = os.fspath(cold)
+        self.number = number  # 0: it takes writes again
+
+    def _change(self, path: str) -> None:
+        if self.number and os.path.realpath(path).startswith(self._cold):
+            raise OSError(self.number, os.strerror(self.number), path)
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        if write:
+            self._change(path)
+        return super().open(path, write=write)
+
+    def copy(self, source: str, path: str, size: int, *, go_on: Any) -> bool:
+        self._change(os.path.dirname(path))
+        return super().copy(source, path, size, go_on=go_on)
+
+    def unlink(self, path: str) -> None:
+        self._change(path)
+        super().unlink(path)
+
+    def remove_dir(self, path: str) -> None:
+        self._change(path)
+        super().remove_dir(path)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_snapshots_go_on_while_the_cold_disk_takes_no_delete(shard: Shard, tmp_path: Path, number: int) -> None:
+    cold = tmp_path / "cold"
+    disk = ReadOnly(cold, number)
+    shard.restart(disk)
+    assert shard.relocator is not None
+    said: list[str] = []
+    shard.relocator.on_trouble = said.append
+    assert shard.delete("t", tag="fifth", before_seq=32).deleted == 6
+    forget_log(shard)
+    assert shard.mover.snapshot_lsn == shard.engine.wal.written_lsn
+    catch_up(shard)
+    assert len(said) == 1, "said once"
+    assert os.strerror(number) in said[0]
+    left = [seq for seq in ALL if seq not in FIFTHS[:6]]
+    disk = ReadOnly(cold, number)
+    shard.restart(disk)
+    assert seqs(shard) == left, "the snapshot has them"
+    assert verify(shard.settings.data_dir, deep=True, running=False).clean
+    assert shard.delete("t", before_seq=2).deleted == 1
+    shard.checkpoint()
+    disk.number = 0
+    catch_up(shard)
+    assert not any(segment.dirty for segment in shard.topic("t").segments), "without another reason for a snapshot"
+    shard.stop()
+    assert verify(shard.settings.data_dir, deep=True, running=False).clean
+    shard.open()
+    assert seqs(shard) == left[1:]
+
+
+def test_a_cold_disk_that_is_read_only_at_the_start_keeps_what_is_left_over(shard: Shard, tmp_path: Path) -> None:
+    shard.crash()
+    left = next((tmp_path / "cold").glob("topics/*")) / "00000000000000000099.data.tmp"
+    left.write_bytes(b"a copy that did not get to its end")
+    shard.open(ReadOnly(tmp_path / "cold", errno.EROFS))
+    assert seqs(shard) == ALL
+    assert left.exists()
+    shard.restart()
+    assert not left.exists()
 
 
 def test_a_block_without_a_live_record_stays_dead(shard: Shard, disk: Disk) -> None:

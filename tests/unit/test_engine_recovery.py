@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 from figures import CHECKED, CRASH_POINTS, LOST, POWER_CUTS
+from folderplay import write_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import BOOT, QuickDisk, Record, Shard, Stored, Wall, examples, shown
 from pipeshard import Forwarder, PipeShard
 
 from topics import limits
+from topics.cli.repair import Report, _in_place
 from topics.errors import ApiError, CorruptData, FormatError
+from topics.folder.verify import verify
 from topics.settings import Settings
 from topics.storage.config import TopicConfig, owner_of_name
-from topics.storage.format import FILE_HEADER_BYTES
+from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.paths import shard_dir
 from topics.walshard.recovery import Recovery
@@ -163,7 +166,7 @@ def test_a_power_cut_takes_nothing_that_was_promised(
         elif step == "drop":
             assert shard.drop(name) == (configured.pop(name, None) is not None)
         elif step == "sync":
-            shard.sync()
+            shard.be_quiet()
         else:
             shard.checkpoint()
     shard.crash()
@@ -287,6 +290,115 @@ def test_a_file_that_is_missing_and_had_been_synced(shard: Shard) -> None:
     shard.crash()
     os.unlink(middle)
     refused(shard, "missing")
+
+
+def damaged(shard: Shard, how: str) -> tuple[str, Any]:
+    """The last frame of the log that somebody was answered for: its file, and what it was."""
+    path = shard.engine.wal.current.path
+    last = [frame for frame in frames_of(path) if frame.type != FrameType.HEAD][-1]
+    shard.crash()
+    if how == "a bit":
+        flip(path, last.offset + last.length // 2)
+    elif how == "its head":
+        overwrite(path, last.offset, bytes(64))
+    elif how == "all of it":
+        overwrite(path, last.offset, bytes(last.length))
+    else:
+        sector = limits.SECTOR_BYTES
+        first = last.offset - last.offset % sector
+        end = last.offset + last.length
+        overwrite(path, max(FILE_HEADER_BYTES, first), bytes(end + -end % sector - max(FILE_HEADER_BYTES, first)))
+    return path, last
+
+
+HOWS = ["a bit", "its head", "all of it", "its sectors"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_a_quiet_log_tells_after_a_reboot_that_its_last_frame_was_synced(shard: Shard, how: str, before: int) -> None:
+    shard.put("f", FSYNC)
+    shard.be_quiet()
+    for _ in range(before):
+        shard.append("f", records(5))
+    shard.append("f", long(1))
+    shard.be_quiet()
+    _, last = damaged(shard, how)
+    refused(shard, "damaged at offset" if how != "its sectors" else "wal")
+    folder = Path(shard.settings.data_dir)
+    write_manifest(folder)
+    verdict = verify(str(folder), deep=True, running=False)
+    assert any("damaged" in problem.text or "frame" in problem.text for problem in verdict.problems)
+    report = _in_place(str(folder), report=Report(data_dir=str(folder)))
+    assert report.whole
+    assert any(loss.last >= last.last_seq for loss in report.lost) or how == "its sectors"
+    shard.open(boot=OTHER_BOOT)
+    if how != "its sectors":  # the topic's own frame may have been there
+        assert len(shard.everything("f")) == 5 * before
+        assert shard.append("f", records(1)).first_seq > last.last_seq
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_witness_names_nothing_that_is_not_synced(shard: Shard, how: str) -> None:
+    """What is written behind it and not synced goes with the power, without an alarm."""
+    shard.append("t", records(1))
+    shard.be_quiet()
+    path = shard.engine.wal.current.path
+    witness = frames_of(path)[-1]
+    assert witness.synced == witness.lsn - 2
+    shard.append("t", records(2))
+    if how == "its sectors":
+        overwrite(path, witness.offset + witness.length, bytes(shard.engine.wal.current.end - witness.offset))
+        shard.crash()
+    else:
+        damaged(shard, how)
+    shard.open(boot=OTHER_BOOT)
+    assert len(shard.everything("t")) == 1
+
+
+def test_a_witness_comes_once_and_only_where_it_says_something(shard: Shard) -> None:
+    wal, commit = shard.engine.wal, shard.engine.commit
+
+    def bears(ms: int = 0) -> tuple[bool, int]:
+        before = wal.written_lsn
+        shard.wall.pass_ms(ms)
+        return commit.bear_witness(shard.clock.now_ms(), covered=shard.mover.snapshot_lsn), wal.written_lsn - before
+
+    assert bears(60_000) == (False, 0), "an empty log"
+    shard.append("t", records(1))
+    assert bears() == (True, 0)
+    shard.append("t", records(1))
+    assert bears(9_000) == (True, 0), "not quiet"
+    if wal.synced_lsn < wal.written_lsn:
+        assert bears(9_000) == (True, 0), "not synced"
+    shard.sync()
+    assert bears(4_000)[1] + bears(1_000)[1] == 2
+    shard.sync()
+    assert bears(60_000) == (False, 0), "nothing new"
+    shard.append("t", records(1))
+    shard.sync()
+    bears()
+    assert bears(5_000) == (False, 2), "a minute later"
+    shard.append("t", records(1))
+    shard.sync()
+    assert [bears(3_000)[1] for _ in range(4)] == [0, 0, 0, 2], "not more often than every ten seconds"
+    shard.append("t", records(1))
+    shard.checkpoint()
+    assert bears(60_000) == (False, 0), "the snapshot has it"
+    assert wal.current.end < 6 * limits.SECTOR_BYTES
+
+
+def test_a_witness_makes_no_new_file(shard: Shard) -> None:
+    wal = shard.engine.wal
+    shard.append("t", records(1))
+    while wal.fits(3_000, reserve=False):
+        shard.append("t", long(1))
+    files, lsn = wal.files, wal.written_lsn
+    shard.be_quiet()
+    assert (wal.files, wal.written_lsn) == (files, lsn)
+    count = len(shard.everything("t"))
+    shard.restart(boot=OTHER_BOOT)
+    assert len(shard.everything("t")) == count
 
 
 def test_the_same_hole_is_cut_off_if_nobody_saw_it_synced(shard: Shard) -> None:
@@ -512,6 +624,65 @@ def test_a_log_file_in_the_middle_is_missing(shard: Shard) -> None:
         shard.open()
 
 
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+@pytest.mark.parametrize("clean", [True, False])
+def test_records_that_the_snapshot_has_seen_in_the_log_are_missed(shard: Shard, boot: bytes, clean: bool) -> None:
+    """The log goes on behind the file that is missing, and the snapshot covers every frame of it."""
+    shard.append("t", records(3), config=FSYNC)
+    shard.append("u", records(1), config=FSYNC)
+    while len(shard.engine.wal.files) < 3:
+        shard.append("u", long(1))
+    shard.checkpoint()
+    gone = shard.engine.wal.files[0].path
+    if clean:
+        shard.stop()
+    else:
+        shard.append("u", records(1))
+        shard.crash()
+    copy = Path(gone).read_bytes()
+    os.unlink(gone)
+    before = contents(shard)
+    with pytest.raises(CorruptData, match="3 of seqs 1 to 3 of topic 't' were in the log alone"):
+        shard.open(boot=boot)
+    assert contents(shard) == before, "nothing was changed"
+    Path(gone).write_bytes(copy)
+    shard.open(boot=boot)
+    assert len(shard.everything("t")) == 3
+
+
+def test_a_file_whose_records_are_all_deleted_may_be_missing(shard: Shard) -> None:
+    shard.append("t", records(3))
+    while len(shard.engine.wal.files) < 3:
+        shard.append("t", long(1))
+    first = shard.engine.wal.files[0]
+    last = frames_of(first.path)[-1].last_seq
+    shard.delete("t", before_seq=last + 1)
+    shard.wall.pass_ms(1)
+    shard.checkpoint()
+    left = shard.everything("t")
+    assert not os.path.exists(first.path)
+    shard.restart()
+    assert shard.everything("t") == left
+    shard.delete("t", before_seq=left[-1].seq)
+    shard.restart()
+    assert shard.everything("t") == left[-1:], "what was deleted after the snapshot is in the log all the same"
+
+
+def test_the_file_that_was_written_when_the_snapshot_was_made_is_missing(shard: Shard) -> None:
+    """The only one: what came after the snapshot is gone with it."""
+    shard.append("t", records(3), config=FSYNC)
+    shard.flush("t")
+    shard.checkpoint()
+    shard.append("t", records(2))
+    path = shard.engine.wal.current.path
+    shard.crash()
+    os.unlink(path)
+    before = contents(shard)
+    with pytest.raises(CorruptData, match="is missing; the snapshot knows of it"):
+        shard.open()
+    assert contents(shard) == before
+
+
 def flushed(shard: Shard) -> str:
     """A topic with a sealed and an open segment, checkpointed; returns its folder."""
     shard.append("t", records(25, tag="x"))
@@ -671,6 +842,7 @@ def test_every_topic_goes_to_its_owner_and_to_nobody_else(shard: Shard, shards: 
     for name in names:
         shard.append(name, records(2))
         shard.delete(name, before_seq=3)
+    shard.be_quiet()
     expected = {name: shard.everything(name) for name in names}
     shard.crash()
     seen: list[str] = []

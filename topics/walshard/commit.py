@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -42,6 +43,9 @@ _HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
 _LINES_BYTES = frame_bytes(key_len=0, body_len=16)  # around the lines of copies, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
+_QUIET_MS = 5_000  # without a write: the log gets a witness of what is synced ...
+_WITNESS_MS = 10_000  # ... and not more often than this
+_FILLED_BYTES = frame_bytes(key_len=0, body_len=6)  # a frame that fills something, without what it fills
 
 
 class ReplyTo(Protocol):
@@ -100,6 +104,9 @@ class Commit:
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
         self._hurry_ms = 2 * disk_sync_ms
+        self._witness_lsn = 0  # the last frame of the last witness: everything before it is synced
+        self._witness_ms = 0  # when the next one may come
+        self._quiet_lsn = self._quiet_ms = 0  # the last frame that was seen, and when
         self._hurried_lsn = 0  # a promise that the next seqs may need before the disk class gets its sync
 
     # --- staging -------------------------------------------------------------------------------------
@@ -341,6 +348,33 @@ class Commit:
         except (DiskFull, OSError):
             self.reserved.update(dict.fromkeys(lowered))  # again when they have been quiet for so long again
         self.request_sync()
+
+    def bear_witness(self, now_ms: int, *, covered: int) -> bool:
+        """Where nothing was written for a moment, tell the log that all of it is on the platter: two frames that say
+        nothing but that, in their `synced`. After a power cut nobody could tell damage to the last frame from a write
+        that was cut short; with a good frame behind it that knows it as synced, recovery can. The first one fills the
+        sector, so that the second stands in another. What the snapshot covers needs no witness. Only where there is
+        room: nothing depends on it. Returns whether one is still to come."""
+        wal = self.wal
+        if wal.written_lsn <= max(self._witness_lsn, covered) or self.read_only:
+            return False
+        if wal.written_lsn != self._quiet_lsn:
+            self._quiet_lsn, self._quiet_ms = wal.written_lsn, now_ms
+        busy = self._staged or self._lines or wal.staged or wal.synced_lsn < wal.written_lsn
+        if busy or now_ms < max(self._quiet_ms + _QUIET_MS, self._witness_ms):
+            return True
+        fill = -wal.current.end % limits.SECTOR_BYTES
+        if fill < _FILLED_BYTES:
+            fill += limits.SECTOR_BYTES
+        if wal.fits(fill + _LINES_BYTES, reserve=False):
+            for body in (_encode((0, [], bytes(fill - _FILLED_BYTES))), _encode((0, []))):
+                wal.stage(FrameType.HEAD, topic_id=wal.shard, ts=0, body=body)
+            with suppress(DiskFull, OSError):
+                self._write_frames()
+                self.request_sync()
+        self._witness_lsn = wal.written_lsn
+        self._witness_ms = now_ms + _WITNESS_MS
+        return False
 
     # --- the write -----------------------------------------------------------------------------------
 

@@ -18,10 +18,16 @@ from topics.walshard.topic import Topic
 
 def remove_leftovers(recovered: Recovered, root: str, *, cold: bool, shard: int, shards: int, disk: Disk) -> int:
     """Files of this shard's topics that nothing names: dropped topics, unfinished flushes, temporary files. `root` is
-    the data folder, or the cold tier: there also copies whose hot files are still the ones that count."""
+    the data folder, or the cold tier: there also copies whose hot files are still the ones that count. What a cold disk
+    does not let go, because it is read-only or broken, stays until a later start: it counts for nothing."""
     named = {topic.id: files_of(topic, cold=cold) for topic in recovered.topics.values()}
     spared = {topic.id for topic in recovered.dropped}
-    return remove_unnamed(root, named, spared, shard=shard, shards=shards, disk=disk)
+    try:
+        return remove_unnamed(root, named, spared, shard=shard, shards=shards, disk=disk)
+    except OSError:
+        if not cold:
+            raise
+        return 0
 
 
 def files_of(topic: Topic, *, cold: bool) -> set[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from topics import limits
-from topics.errors import ColdTierGone, DiskFull
+from topics.errors import DiskFull
 from topics.settings import Settings
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
@@ -44,6 +44,7 @@ _PATIENCE = 5
 _FREEABLE_FILES = 4  # WAL files that only wait for a snapshot: enough of them are worth one under load
 _ARRIVED = 16  # likewise of segments that were copied to the cold tier
 _MOVED_MS = 60_000  # how often pipes that have moved without a copy are worth one
+_FLAGS_MS = 30_000  # likewise delete flags that the cold tier did not take
 
 
 class _Job(NamedTuple):
@@ -91,7 +92,8 @@ class Mover:
         self._flush = Flush(disk, files, settings=settings)
         self._relocator = relocator
         self._leaving: list[Segment] = []  # their copies count, their hot files are not gone yet
-        self._flags_due = False  # the cold disk is back, and lacks delete flags
+        self._flags_due = False  # the cold disk lacks delete flags ...
+        self._flags_ms = 0  # ... and is not asked to take them before this
         self.snapshot_lsn = snapshot_lsn
         self.snapshot_ms = 0  # when the last one of this process was written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
@@ -148,6 +150,7 @@ class Mover:
         engine = self._engine
         cold = [segment for topic in engine.topics.values() for segment in topic.segments if segment.cold]
         self._flags_due = any(segment.dirty for segment in cold)
+        self._flags_ms = 0
         named = {topic.id: files_of(topic, cold=True) for topic in engine.topics.values()}
         for segment in self._dead:
             named.setdefault(segment.header.topic_id, set()).add(os.path.basename(segment.path))
@@ -193,7 +196,7 @@ class Mover:
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
-        if self._has_moved() or (quiet and (self._leaving or self._flags_due)):
+        if self._has_moved() or (quiet and (self._leaving or self._flags_are_due())):
             return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
@@ -201,6 +204,11 @@ class Mover:
         if quiet or pressed:
             return freeable > 0 or bool(self._engine.dropped) or dead > 0 or self._pipe_flushed
         return freeable >= _FREEABLE_FILES or self._pipe_flushed
+
+    def _flags_are_due(self) -> bool:
+        if self._relocator is not None and self._relocator.gone:
+            return False  # it says when the disk is back
+        return self._flags_due and self._engine.clock.now_ms() >= self._flags_ms
 
     def _has_moved(self) -> bool:
         """Now and then: whether a pipe stands elsewhere than on the disk and has no copies that would bring it there.
@@ -345,7 +353,7 @@ class Mover:
         unsynced = [file.fd for file in wal.files if file.last_lsn > wal.synced_lsn]
 
         stayed: dict[Segment, Exception] = {}  # their copies are out of reach
-        missed: dict[Segment, ColdTierGone] = {}  # as are their flags; the snapshot has them
+        missed: dict[Segment, DiskFull] = {}  # the cold tier is away or takes no flags; the snapshot has them
 
         def write() -> None:
             for fd in unsynced:  # a snapshot never covers what is not on the platter
@@ -358,7 +366,9 @@ class Mover:
             for segment, rows in flags:
                 try:
                     segment.write_flags(rows)
-                except ColdTierGone as error:
+                except DiskFull as error:
+                    if segment.tier is None:
+                        raise
                     missed[segment] = error
             self._disk.write_whole(path, encode_snapshot(state))
             kill_point("snapshot")
@@ -380,6 +390,8 @@ class Mover:
             for segment, rows in dirty:
                 if (error := missed.get(segment)) is not None:
                     segment.dirty |= rows
+                    self._flags_due = True
+                    self._flags_ms = engine.clock.now_ms() + _FLAGS_MS
                     if self._relocator is not None:
                         self._relocator.trouble(error)
             if self.keep_files:

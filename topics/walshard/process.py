@@ -291,6 +291,8 @@ class Shard:
                 if commit.reserved:
                     commit.lower_ceilings(self._engine.clock.now_ms())
                     self._settled = self._settled and not commit.reserved
+                to_come = commit.bear_witness(self._engine.clock.now_ms(), covered=mover.snapshot_lsn)
+                self._settled = self._settled and not to_come
                 self._busy_ns = 0
                 self._maintain_ns = now + MAINTENANCE_NS
                 self._publish_counters()

@@ -136,6 +136,8 @@ class Recovery:
         self._topics: dict[int, Topic] = {}
         self._snapshot_heads: dict[int, int] = {}
         self._floors: dict[int, int] = {}
+        self._tails: dict[int, list[tuple[int, int]]] = {}  # what snapshots have seen in the log alone ...
+        self._found: dict[int, list[tuple[int, int]]] = {}  # ... and what of these topics is there, or deleted
         self._logged: dict[int, list[tuple[int, int]]] = {}  # of destinations: the seqs of batches that the WAL knows
         self._dropped: list[Topic] = []
         self._wal_files: list[WalFile] = []
@@ -158,7 +160,8 @@ class Recovery:
             covered = state.lsn if state else 0
             # What the snapshot does not cover is in the file that was written then, or in a later one.
             sure = 0 if state is None else state.file_no if state.clean else state.file_no - 1
-            last_lsn, same_boot = self._replay(folder, covered, sure, alone=old_shards == self._shards)
+            file_no = state.file_no if state else 0
+            last_lsn, same_boot = self._replay(folder, covered, sure, file_no, alone=old_shards == self._shards)
             if state is None and last_lsn == 0:
                 self._refuse_if_topics_exist(folder, owner=source, shards=old_shards)
             # A file that the snapshot has not seen belongs to a later life, which did not end cleanly.
@@ -237,15 +240,23 @@ class Recovery:
         self._topics[state.id] = topic
         self._snapshot_heads[state.id] = state.head_seq
         self._floors[state.id] = state.floor
+        if state.tail:
+            self._tails[state.id] = state.tail
         self._loader.load(topic, state)
 
     # --- the WAL -------------------------------------------------------------------------------------
 
-    def _replay(self, folder: _Folder, covered: int, sure: int, *, alone: bool) -> tuple[int, bool]:
+    def _replay(self, folder: _Folder, covered: int, sure: int, file_no: int, *, alone: bool) -> tuple[int, bool]:
         """Apply every frame in order; returns the last lsn, and whether the machine still is in the boot that wrote
-        all files but those up to number `sure`, which the snapshot covers.
+        all files but those up to number `sure`, which the snapshot covers. It was made when file `file_no` was the
+        current one.
 
         No file is changed until all of them have been judged: what is refused can still be repaired by hand."""
+        if file_no and all(number != file_no for number, _ in folder.wals):
+            raise CorruptData(
+                f"{folder.path}: WAL file {file_no:012x} is missing; the snapshot knows of it. Restore the folder from "
+                "a backup, or let topics repair keep what is good"
+            )
         expected = covered + 1  # the first frame may be an older one, never a newer one
         first = True
         same_boot = True
@@ -295,6 +306,7 @@ class Recovery:
                 f"{folder.path}: the log ends with frame {last_lsn}, but the snapshot knows of frame {covered}. "
                 "Restore the folder from a backup, or let topics repair keep what is good"
             )
+        self._miss_nothing(folder)
         if alone:  # other shards may be reading the same old files; nobody will write to them any more
             for path, end in cuts:
                 if end < os.path.getsize(path):
@@ -302,6 +314,23 @@ class Recovery:
             for path in gone:
                 self._disk.unlink(path)
         return last_lsn, same_boot
+
+    def _miss_nothing(self, folder: _Folder) -> None:
+        """What the snapshot has seen in the log must be there, or a file of it is gone, with what was in it alone."""
+        for topic_id, tail in self._tails.items():
+            if (topic := self._topics.get(topic_id)) is None:
+                continue
+            low = max(self._floors[topic_id], topic.evict_floor)
+            found = merge_ranges([*self._found.get(topic_id, []), *topic.holes, *topic.trims, (1, low - 1)])
+            missed = [(first, last, lost) for first, last in tail if (lost := _missing(first, last, found))]
+            if missed:
+                raise CorruptData(
+                    f"{folder.path}: {sum(lost for _, _, lost in missed)} of seqs {missed[0][0]} to {missed[-1][1]} of "
+                    f"topic {topic.name!r} were in the log alone, and a file of it is missing. Restore the folder from "
+                    "a backup, or let topics repair keep what is good"
+                )
+        self._tails.clear()
+        self._found.clear()
 
     def _wal_header(self, folder: _Folder, at: int, data: mmap.mmap | bytes) -> WalHeader | None:
         """None: the crash came before the file had a whole header, so it never held a frame."""
@@ -406,6 +435,8 @@ class Recovery:
             live=frame.count,
         )
         expected = max(topic.next_seq, self._snapshot_heads.get(topic.id, 0) + 1)
+        if topic.id in self._tails:
+            self._find(topic.id, row.first, row.last)
         if topic.pipe is not None:
             self._logged.setdefault(topic.id, []).append((row.first, row.last))
         elif row.first > expected:
@@ -422,6 +453,13 @@ class Recovery:
             topic.publish(row)
         topic.last_ts = max(topic.last_ts, frame.ts)
         topic.last_write_ts = topic.last_ts
+
+    def _find(self, topic_id: int, first: int, last: int) -> None:
+        found = self._found.setdefault(topic_id, [])
+        if found and found[-1][1] + 1 == first:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
 
     def _copied(self, lines: list[CopiesLine], file: WalFile, fresh: bool) -> None:
         for line in lines:
@@ -477,6 +515,10 @@ class Recovery:
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
         delete = _decode_delete_frame(frame.body)
+        if topic.id in self._tails:  # a repair leaves out what is deleted
+            self._find(topic.id, 1, (delete.before_seq or 1) - 1)
+            for seq in delete.seqs or ():
+                self._find(topic.id, seq, seq)
         if fresh:
             retention.raise_floor(topic, cap_seq=delete.cap_seq, ttl_seq=delete.ttl_seq)
         counted = topic.deleted_total
