@@ -399,8 +399,9 @@ def _same_gap(topic: Topic, told: dict[str, Any] | None, gap: tuple[int, int, st
     if told is None or gap is None:
         return told is None and gap is None
     first, last, reason = gap
-    # A client is told to go on behind what was deleted, too.
-    between = [seq for batch in topic.batches for seq in batch.live_seqs(last + 1) if seq <= told["gap_to"]]
+    # A client is told to go on behind what was deleted, too: below `low` everything is, by its number.
+    low = max(last + 1, topic.low)
+    between = [seq for batch in topic.batches for seq in batch.live_seqs(low) if seq <= told["gap_to"]]
     return (first, reason) == (told["gap_from"], told["reason"]) and last <= told["gap_to"] and not between
 
 
