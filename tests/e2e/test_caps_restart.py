@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -292,7 +292,7 @@ def test_copies_that_are_made_again_by_the_next_server_have_their_room(start: St
     with full_of_copies(start) as (server, source, dest):
         server.kill()
         again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
-        with slow_to_recover(again, "router"):
+        with slow_to_start(again, "router"):
             eventually(
                 lambda: {line.state for line in again.ps().processes if line.name.startswith("shard")} == {"ready"}
             )
@@ -328,9 +328,37 @@ def tried_names(api: Client) -> list[set[str]]:
 # --- a server that starts ----------------------------------------------------------------------------
 
 
+HOLD = """
+import os, time
+_fdatasync = os.fdatasync
+def fdatasync(fd):
+    while os.path.exists({hold!r}) and {folder!r} in os.readlink(f"/proc/self/fd/{{fd}}"):
+        time.sleep(0.01)
+    _fdatasync(fd)
+os.fdatasync = fdatasync
+"""
+
+
 @contextmanager
-def slow_to_recover(server: Server, name: str) -> Iterator[int]:
-    """Stop this process of a server that is just starting, before it can have said what it holds."""
+def held_in_recovery(start: Start, server: Server, shard: int) -> Iterator[Server]:
+    """The next server on this folder. Until this is left, the shard waits for its first sync, which is before it says
+    what it holds."""
+    modules = server.log.parent / "held"
+    modules.mkdir()
+    hold = modules / "hold"
+    hold.touch()
+    (modules / "sitecustomize.py").write_text(HOLD.format(hold=str(hold), folder=f"/shard-{shard:02}/"))
+    path = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000, PYTHONPATH=path)
+    try:
+        yield again
+    finally:
+        hold.unlink()
+
+
+@contextmanager
+def slow_to_start(server: Server, name: str) -> Iterator[int]:
+    """Stop this process of a server that is just starting."""
     pid = server.pid_of(name)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -357,8 +385,7 @@ def test_nothing_is_made_before_all_shards_have_said_what_they_hold(start: Start
         for name in holds:
             assert api.append(name, text(3_000)).status == 201
     server.stop() if ending == "stop" else server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
-    with slow_to_recover(again, f"shard-{slow}"), wire_to_whoever_is_there(again) as wire:
+    with held_in_recovery(start, server, slow) as again, wire_to_whoever_is_there(again) as wire:
         assert wire.ask(request("GET", "/v0/ready")).refusal == (503, "not_ready")
         statuses = set()
         for _ in until(1.0):
@@ -386,20 +413,16 @@ def test_a_shard_that_dies_before_it_has_said_what_it_holds_still_makes_others_w
         for name in holds:
             assert api.append(name, text(3_000)).status == 201
     server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
-    pid = again.pid_of("shard-1")
-    os.kill(pid, signal.SIGSTOP)
-    with wire_to_whoever_is_there(again) as wire:
-        for _ in range(2):
-            assert {line.name: line.state for line in again.ps().processes}["shard-1"] != "ready", "it was too quick"
-            os.kill(pid, signal.SIGKILL)
-            before = pid
-            while (pid := again.pids().get("shard-1", before)) == before:
-                for raw in (put_request(fresh_on(0, SHARDS)), append_request(fresh_on(2, SHARDS), text(3_001))):
-                    answer = wire.ask(raw)
-                    assert answer.status == 503, answer
-            os.kill(pid, signal.SIGSTOP)
-        os.kill(pid, signal.SIGCONT)
+    with ExitStack() as stack:
+        with held_in_recovery(start, server, 1) as again:
+            wire = stack.enter_context(wire_to_whoever_is_there(again))
+            for _ in range(2):
+                before = pid = again.pid_of("shard-1")
+                os.kill(pid, signal.SIGKILL)
+                while (pid := again.pids().get("shard-1", before)) == before:
+                    for raw in (put_request(fresh_on(0, SHARDS)), append_request(fresh_on(2, SHARDS), text(3_001))):
+                        answer = wire.ask(raw)
+                        assert answer.status == 503, answer
         while not _is_ready(again):
             refused_or_away(wire.ask(put_request(fresh_on(0, SHARDS))), "max_topics", TOPICS)
     wait_ready_everywhere(again)
@@ -417,8 +440,7 @@ def test_no_bytes_are_written_beyond_the_cap_before_all_shards_have_said_what_th
         api.put(light, durability="fsync")
         assert api.append(heavy, text(BYTES - 1_000)).status == 200
     server.kill()
-    again = start(data_dir=server.data_dir, ready=False, TOPICS_HEARTBEAT_MS=10_000)
-    with slow_to_recover(again, "shard-0"), wire_to_whoever_is_there(again) as wire:
+    with held_in_recovery(start, server, 0) as again, wire_to_whoever_is_there(again) as wire:
         for _ in until(1.0):
             answer = wire.ask(append_request(light, text(1_001)))
             if answer.status == 200:
