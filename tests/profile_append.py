@@ -2,7 +2,7 @@
 
 Run it as `.venv/bin/python tests/profile_append.py`. Sixteen connections send one request each per round, over
 socket pairs; gateway and shard share the process, so no step waits for another one and what is left is the work
-itself. docs/BENCHMARKS.md holds a table made with it.
+itself. docs/BENCHMARKS.md holds figures made with it.
 """
 
 from __future__ import annotations

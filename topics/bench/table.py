@@ -1,6 +1,6 @@
 """The result as people read it: a table in a terminal, Markdown rows elsewhere, JSON in a file.
 
-The Markdown rows are what docs/BENCHMARKS.md holds.
+The tables of docs/BENCHMARKS.md are made of the Markdown rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every endpoint: one row in the table, one function. Both lanes serve exactly this table.
+"""The endpoints of topics, records, health and readiness: one row in the table of routes, one function.
 
 A handler gets a checked Request and returns a Response, or the Call or Gather whose answer becomes one. The JSON of
 hot answers is formatted by hand: topic names and numbers need no escaping.

@@ -4,7 +4,8 @@
        |         |
        |         +- memory, disk, ephemeral: published now. fsync, a new topic, a seq above the ceiling on the
        |            platter, or a batch behind one that waits: published when a sync covers its lsn, in lsn order
-       +- the write failed: seqs, keys, ceilings and new topics are taken back, 503, nothing was ever visible
+       +- the write failed: seqs, keys, ceilings and new topics are taken back; 503 `storage_full`
+       |          if the disk is full, otherwise 500; nothing was ever visible
 
 A crash before the write leaves nothing; after it, recovery finds the batch, answered or not.
 """
