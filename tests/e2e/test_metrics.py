@@ -602,6 +602,26 @@ def test_streams_are_counted_when_they_open(twins: Server) -> None:
     assert (found["GET", "/v0/ws", "101"], found["GET", "/v0/ws", "200"]) == (1, 1)
 
 
+def test_sessions_and_streams_are_counted_when_they_are_answered(alone: Server) -> None:
+    def figures() -> tuple[float, float]:
+        found = parsed(scraped(alone))
+        return found["topics_watch_sessions"], found["topics_sse_connections"]
+
+    with ExitStack() as stack:
+        sessions = streams = 0
+        for lane in LANES:
+            watching, working = stack.enter_context(Watching(alone, lane)), stack.enter_context(Working(alone, lane))
+            watching.client.put("counted")
+            queue = working.queue()
+            for _ in range(3):  # one that is only just in time by chance is not three times
+                watching.follow("counted")
+                sessions, streams = sessions + 1, streams + 1
+                assert figures() == (sessions, streams)
+                working.open(queue)
+                streams += 1
+                assert figures() == (sessions, streams)
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_durations_are_those_of_requests(twins: Server, lane: Lane) -> None:
     diff = ("POST", "/v0/topics/:topic/diff")

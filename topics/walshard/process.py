@@ -484,7 +484,7 @@ class Shard:
         return [context.board.row(f"shard-{shard}") for shard in range(context.shards) if shard != context.index]
 
     def _publish_contents(self) -> None:
-        """What requests change: thirteen stores in a round that had some."""
+        """What requests change: fifteen stores in a round that had some."""
         engine, words, before = self._engine, self._context.row.words, self._before
         totals, wal, by_class = engine.totals, engine.wal, engine.kinds.by_class
         words[Word.TOPICS] = engine.topic_count
@@ -500,6 +500,8 @@ class Shard:
         words[Word.WAL_FRAMES] = before[Word.WAL_FRAMES] + wal.frames
         words[Word.WAL_BATCHES] = before[Word.WAL_BATCHES] + wal.batches
         words[Word.WAL_BYTES] = before[Word.WAL_BYTES] + wal.bytes_written
+        words[Word.SESSIONS] = engine.sessions.sessions
+        words[Word.STREAMS] = engine.sessions.streams
 
     def _publish_counters(self) -> None:
         engine, wal = self._engine, self._engine.wal
@@ -515,8 +517,6 @@ class Shard:
         words[Word.SNAPSHOT_MS] = self._mover.snapshot_ms
         words[Word.REQUESTS] = engine.requests
         words[Word.DERIVING] = len(engine.pipes.rebuilding)
-        words[Word.SESSIONS] = engine.sessions.sessions
-        words[Word.STREAMS] = engine.sessions.streams
         words[Word.FEEDS] = len(engine.tails)
         words[Word.PUSHES] = engine.tails.pushes
         words[Word.WAL_ROTATIONS] = self._before[Word.WAL_ROTATIONS] + wal.rotations
