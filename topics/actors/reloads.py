@@ -3,7 +3,8 @@
 It listens for orders (orders.py) and carries each out with reload.py. Whoever asked is told what happens as it happens;
 SIGHUP is the order without anybody who listens. The keys are read again first, and are in effect in all gateways before
 any process is replaced: what is replaced, or fails to be, has no part in who may do what. If they can't be read, those
-of before stay and nothing is replaced.
+of before stay and nothing is replaced. An order that comes while another one is carried out reads the keys all the
+same: else a key that was revoked would go on, and after SIGHUP the log alone would say so.
 
 Crash: with the supervisor. A command that waits sees the socket close.
 """
@@ -62,12 +63,8 @@ class Reloads:
                 orders.tell(peer, await self.reload(order, lambda news: orders.tell(peer, news)))
 
     async def reload(self, order: Order, report: Report) -> Outcome:
-        refusal = self._refusal()
-        if refusal is None and self._scope is not None and order.only != KEYS:
-            refusal = "another reload is under way; wait for its end (`topics ps` shows the processes), then try again"
-        if refusal is not None:
-            self._log.warning("reload_refused", reason=refusal)
-            return Outcome([], refusal, refused=True)
+        if (refusal := self._refusal()) is not None:
+            return self._refused(refusal)
         self._log.info("reload", only=order.only or "all")
         try:
             keys = self._renew_keys()
@@ -77,6 +74,10 @@ class Reloads:
         if order.only == KEYS:  # also while processes are replaced: those that start get the new ones
             missing = "" if keys is not None else "the keys come from no file that could be read again"
             return Outcome([], missing, refused=keys is None, keys=keys)
+        if self._scope is not None:
+            return self._refused(
+                "another reload is under way; wait for its end (`topics ps` shows the processes), then try again", keys
+            )
         self._informer.reloading()
         outcome = msgspec.structs.replace(await self._replace(order, report), keys=keys)
         if outcome.error:
@@ -85,6 +86,10 @@ class Reloads:
             self._log.info("reloaded", processes=len(outcome.replaced))
         self._informer.reloaded()
         return outcome
+
+    def _refused(self, reason: str, keys: KeysRead | None = None) -> Outcome:
+        self._log.warning("reload_refused", reason=reason)
+        return Outcome([], reason, refused=True, keys=keys)
 
     async def _replace(self, order: Order, report: Report) -> Outcome:
         outcome = Outcome([], "the server was told to stop")
