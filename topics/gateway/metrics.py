@@ -21,12 +21,13 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import invalid
+from topics.gateway.answered import Answered
 from topics.gateway.exchange import Call, Gather, Outcome, Request, Response
 from topics.gateway.handlers import with_performance
 from topics.gateway.refusals import WORDS as REFUSED_WORDS
 from topics.shm.counters import SYNC_BUCKET_US, Board, State, Word
 from topics.shm.counters import Row as Words
-from topics.shm.usage import BUCKET_US, Usage
+from topics.shm.usage import Usage
 
 _TEXT = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -89,8 +90,7 @@ class MetricsHandlers:
         usage: Usage | None = None,
         data_dir: str | None = None,
     ) -> None:
-        self.labels: list[tuple[str, str]] = []  # method and path of routes, by number
-        self._usage = usage
+        self._answered = Answered(usage) if usage is not None else None
         self._data_dir = data_dir
         self._board = board
         self._shards = shards
@@ -98,6 +98,11 @@ class MetricsHandlers:
         self._linked = linked
         # What was made of the counters page, for requests that share it: text or JSON, with and without a cut block.
         self.page: dict[tuple[bool, bool], Any] | None = None
+
+    def name_routes(self, labels: list[tuple[str, str]]) -> None:
+        """Method and path of routes, by number."""
+        if self._answered is not None:
+            self._answered.labels = labels
 
     def options(self, request: Request) -> tuple[Any, ...]:
         """What an answer depends on. Raises if the request asks for what there is not."""
@@ -144,8 +149,11 @@ class MetricsHandlers:
         as_json = _wants_json(request.headers.get(b"accept", b""))
         page: Any = None if self.page is None else self.page.get((as_json, cut))
         if page is None:
-            families = list(self._families(cut))
-            page = _as_json(families) if as_json else generate_latest(_Once(families))
+            families, answered = self._families(cut), self._answered
+            if as_json:
+                page = _as_json([*families, *(answered.families() if answered is not None else ())])
+            else:
+                page = generate_latest(_Once(families)) + (answered.text() if answered is not None else b"")
             if self.page is not None:
                 self.page[as_json, cut] = page
         if as_json:
@@ -194,30 +202,7 @@ class MetricsHandlers:
         yield _sync_histogram(shards)
         yield from _processes(rows)
         yield from _budgets([row for row in rows if row.name.startswith("gateway-")])
-        if self._usage is not None:
-            yield from self._requests(self._usage)
         yield _gauge("topics_topic_metrics_truncated", "1 if topics were left out of the block above.", int(cut))
-
-    def _requests(self, usage: Usage) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            "topics_http_requests", "Answered requests.", labels=["method", "route", "status"]
-        )
-        durations = HistogramMetricFamily(
-            "topics_http_request_duration_seconds",
-            "From a request's last byte to its answer.",
-            labels=["method", "route"],
-        )
-        for number, (method, route) in enumerate(self.labels):
-            counts = usage.answers(number)
-            if not counts:
-                continue
-            for status, count in counts.items():
-                answers.add_metric([method, route, str(status) if status else "other"], count)
-            buckets, spent_us = usage.durations(number)
-            bounds = [*(str(bound / 1e6) for bound in BUCKET_US), "+Inf"]
-            durations.add_metric([method, route], _cumulative(bounds, buckets), spent_us / 1e6)
-        yield answers
-        yield durations
 
 
 def _topic_rows(figures: list[TopicFigures]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:

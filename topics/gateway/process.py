@@ -146,7 +146,7 @@ class Gateway:
         self._scrapes = Scrapes(metrics, self._calls, refused=self._refusals.count)
         self._scrapes.before_wave = self._say_occupancy
         routes = Routes(self._handlers, watches, routers, queues, self._scrapes)
-        metrics.labels = routes.labels
+        metrics.name_routes(routes.labels)
         self._key_names: dict[int, str] = {}
         self._name_keys(settings.api_keys)
         context.on_keys = self._take_keys

@@ -9,6 +9,10 @@ Rules:
     paced      from wave to wave at least SCRAPE_MS, and SCRAPE_CROWD_MS if more than SCRAPE_CROWD requests wait
     bounded    SCRAPES_WAITING requests wait at most; more are refused
 
+Why not one in a second for all, and no more. What was answered before a request came is to be in its page; so after a
+write the page of less than a second ago won't do, and the request would have to wait for the rest of the second. What
+does not change from one page to the next is not made again (answered.py), and a crowd does wait for its second.
+
 A wave whose shards don't answer keeps the next one waiting for SCRAPE_CROWD_MS at most.
 """
 

@@ -102,6 +102,12 @@ class Usage:
             part[_SPENT + route] for part in self._counters
         )
 
+    def counters(self, route: int) -> bytes:
+        """All that the two above are made of: as long as it is the same, so are they."""
+        starts = [at + route * BUCKETS for at in _STATUS_AT.values()]
+        parts = [part[at : at + BUCKETS].tobytes() for part in self._counters for at in starts]
+        return b"".join([*parts, *[part[_SPENT + route : _SPENT + route + 1].tobytes() for part in self._counters]])
+
     def _buckets(self, route: int, status: int) -> list[int]:
         at = _STATUS_AT[status] + route * BUCKETS
         parts = [part[at : at + BUCKETS].tolist() for part in self._counters]
