@@ -23,9 +23,10 @@ from pathlib import Path
 
 from model import Record, Shard
 
-from topics.errors import TopicsError
+from topics.errors import ApiError, TopicsError
 
 from .campaign import Campaign, Finding, Tally
+from .copies import ROUTES, Wrong, check_copies, plain
 from .platter import KILLS, POWER, Damage, Image, Platter, read_image, write_image
 from .stepped import History, Life, Sight, Sights, look, prepare, record, scratch, small_limits
 from .tape import Call
@@ -51,10 +52,6 @@ class Point:
         calls, damage, throw = text.split("/")
         assert damage in (*KILLS, *POWER), damage
         return Point(int(calls), damage, int(throw))
-
-
-class Wrong(AssertionError):
-    """What a client was told does not hold."""
 
 
 def points_of(history: History) -> list[Point]:
@@ -121,15 +118,20 @@ def check(history: History, point: Point, image: Image, base: Path) -> int:
     boot = _boot_at(history, point) if killed else NEXT_BOOT
     try:
         life = Recovered(base, cold=history.cold, boot=boot)
-    except (TopicsError, OSError, ValueError, KeyError, AssertionError) as error:
+    except (TopicsError, ApiError, OSError, ValueError, KeyError, AssertionError) as error:
         raise Wrong(f"it does not start: {type(error).__name__}: {error}") from error
     try:
         found = life.sights
         if killed:
-            _one_of(found, [told.sights, last.sights], "after a kill")
+            _one_of(plain(found), [plain(told.sights), plain(last.sights)], "after a kill")
         else:
             moments = history.moments[told.durable : min(done + 2, len(history.moments))]
-            _same_moment(found, [moment.sights for moment in moments])
+            _same_moment(plain(found), [plain(moment.sights) for moment in moments])
+            life.forwarders.pump()
+            found = look(life.shard)
+        seen = [moment.sights for moment in history.moments[: done + 1]]
+        base = done if killed else told.durable
+        check_copies(life.shard, seen, base, found, under_way=last.sights, killed=killed)
         for name, sight in told.sights.items():
             now = found.get(name)
             if now is not None and now.id == sight.id:
@@ -207,7 +209,7 @@ def _told(sight: Sight | None) -> str:
 
 def _check_topic(shard: Shard, name: str, told: Sight, now: Sight, next: Sight | None, *, killed: bool) -> None:
     """next: after the step under way, which may delete."""
-    exact = killed and told.durability != "ephemeral"
+    exact = (killed and told.durability != "ephemeral") or name in ROUTES
     if not exact and told.durability == "memory":
         return
     if now.head < told.head:
@@ -249,8 +251,9 @@ def _check_seqs(shard: Shard, told: Sights, found: Sights, *, killed: bool) -> N
 
 def _check_again(life: Recovered) -> None:
     """What this life has written survives its own death, and nothing else has changed."""
+    life.forwarders.pump()
     before = look(life.shard)
-    life.shard.restart(boot=life.boot)
+    life.restart()
     after = look(life.shard)
     for name in before.keys() | after.keys():
         if not _alike(after.get(name), before.get(name)):
