@@ -17,10 +17,12 @@ import hashlib
 import random
 import shutil
 import sys
+import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 from model import Record, Shard
 
 from topics.errors import ApiError, TopicsError
@@ -28,12 +30,21 @@ from topics.errors import ApiError, TopicsError
 from .campaign import Campaign, Finding, Tally
 from .copies import ROUTES, Wrong, check_copies, plain
 from .platter import KILLS, POWER, Damage, Image, Platter, read_image, write_image
-from .stepped import History, Life, Sight, Sights, look, prepare, record, scratch, small_limits
+from .shrinking import shrink
+from .stepped import History, Life, Sight, Sights, Step, look, plan, prepare, record, scratch, small_limits
 from .tape import Call
 
 DICE = 2  # throws for each kind of damage that depends on dice
 THROWN: tuple[Damage, ...] = ("half", "torn", "reordered", "zeroed", "garbled", "names")
 NEXT_BOOT = bytes(16)
+TRIES = 25  # to make a failing history shorter
+
+
+class Kept(msgspec.Struct):
+    """A history in a file."""
+
+    steps: list[Step]
+    cold: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +141,7 @@ def check(history: History, point: Point, image: Image, base: Path) -> int:
             life.forwarders.pump()
             found = look(life.shard)
         seen = [moment.sights for moment in history.moments[: done + 1]]
-        base = done if killed else told.durable
-        check_copies(life.shard, seen, base, found, under_way=last.sights, killed=killed)
+        check_copies(life.shard, seen, done if killed else told.durable, found, under_way=last.sights, killed=killed)
         for name, sight in told.sights.items():
             now = found.get(name)
             if now is not None and now.id == sight.id:
@@ -265,11 +275,39 @@ def _check_again(life: Recovered) -> None:
 # --- the campaign ------------------------------------------------------------------------------------
 
 
-def run(seed: int, only: str | None = None) -> Tally:
-    """All points of one history."""
+def run(seed: int, only: str | None = None, *, tries: int = TRIES) -> Tally:
+    """All points of one history; only: one of them, or a file of steps instead of those of the seed."""
+    if only is not None and only.endswith(".json"):
+        kept = msgspec.json.decode(Path(only).read_bytes(), type=Kept)
+        return _run(seed, kept.steps, kept.cold, None)
+    steps, cold = plan(seed)
+    tally = _run(seed, steps, cold, only)
+    if only is None and tally.findings and tries:
+        tally.findings[0] = _shorter(tally.findings[0], steps, cold, tries)
+    return tally
+
+
+def _shorter(finding: Finding, steps: list[Step], cold: bool, tries: int) -> Finding:
+    """The same with the shortest history that was found to fail too, kept as a file."""
+
+    def fails(fewer: list[Step]) -> bool:
+        return bool(_run(finding.seed, fewer, cold, None).findings)
+
+    short, used = shrink(steps, fails, tries=tries)
+    path = Path(tempfile.gettempdir()) / f"topics-crashpoints-{finding.seed}.json"
+    path.write_bytes(msgspec.json.encode(Kept(short, cold)))
+    told = "".join(f"\n        {step}" for step in short)
+    return replace(
+        finding,
+        what=f"{finding.what}\n    {len(short)} of {len(steps)} steps still fail, after {used} tries:{told}\n"
+        f"    .venv/bin/python tests/exhaustive.py --campaign crashpoints --unit {finding.seed} --only {path}",
+    )
+
+
+def _run(seed: int, steps: list[Step], cold: bool, only: str | None) -> Tally:
     tally = Tally()
     try:
-        history = record(seed)
+        history = record(seed, steps=steps, cold=cold)
     except AssertionError as error:
         tally.find(Finding(seed, "", f"while it was recorded: {error}"))
         return tally

@@ -30,8 +30,8 @@ from model import QuickDisk, Record, Shard
 from topics.errors import ApiError, TopicsError
 
 from .campaign import Campaign, Finding, Tally
-from .copies import ROUTES, check_copies, plain
-from .crashpoints import Wrong, _alike, _between, _told
+from .copies import ROUTES, Wrong, check_copies, plain
+from .crashpoints import _alike, _between, _told
 from .stepped import CLASSES, History, Life, Sights, Step, look, plan, prepare, record, scratch, small_limits
 from .tape import Fault, Kind, Recorder, TapedDisk, recording
 
@@ -202,9 +202,9 @@ class Play:
         if ended is not None and not isinstance(ended, ApiError):
             injector.over = True
             self._reopen(life)
-            found = look(life.shard)
-            _between_all(plain(found), plain(before), plain(after), f"{step} ended the shard ({ended!r})")
-            check_copies(life.shard, [before], 0, found, under_way=after, killed=True)
+            there = look(life.shard)
+            _between_all(plain(there), plain(before), plain(after), f"{step} ended the shard ({ended!r})")
+            check_copies(life.shard, [before], 0, there, under_way=after, killed=True)
             return
         now = look(life.shard)
         if ended is None:

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from campaigns import crashpoints, stepped
+from campaigns import crashpoints
 from campaigns.campaign import Tally
 from campaigns.platter import KILLS, POWER, Platter
 from campaigns.stepped import Step
@@ -55,12 +56,12 @@ ROUTED = [
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepped, "plan", lambda seed: (STEPS, False))
+    monkeypatch.setattr(crashpoints, "plan", lambda seed: (STEPS, False))
 
 
 def run() -> Tally:
     with apart():
-        return crashpoints.run(1)
+        return crashpoints.run(1, tries=0)
 
 
 def kinds_of(tally: Tally) -> str:
@@ -111,12 +112,25 @@ def test_a_seq_that_is_given_out_again_is_found(monkeypatch: pytest.MonkeyPatch)
     assert any("head" in kind or "seq" in kind for kind in others(run()))
 
 
+def test_a_finding_is_repeated_by_its_command_and_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(Recovery, "_delete", lambda self, *args, **more: None)
+        with apart():
+            finding = crashpoints.run(1).findings[0]
+            assert crashpoints.run(1, finding.only).findings[0].kind == finding.kind
+            file = finding.what.split()[-1]
+            assert 0 < len(msgspec.json.decode(Path(file).read_bytes())["steps"]) < len(STEPS)
+            assert crashpoints.run(1, file).findings
+    with apart():
+        assert not crashpoints.run(1, file).findings
+
+
 # --- routers' copies ---
 
 
 @pytest.fixture
 def _routed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepped, "plan", lambda seed: (ROUTED, False))
+    monkeypatch.setattr(crashpoints, "plan", lambda seed: (ROUTED, False))
 
 
 @pytest.mark.usefixtures("_routed")
