@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,7 +113,8 @@ def test_a_seq_that_is_given_out_again_is_found(monkeypatch: pytest.MonkeyPatch)
     assert any("head" in kind or "seq" in kind for kind in others(run()))
 
 
-def test_a_finding_is_repeated_by_its_command_and_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_is_repeated_by_its_command_and_made_shorter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     with monkeypatch.context() as planted:
         planted.setattr(Recovery, "_delete", lambda self, *args, **more: None)
         with apart():
