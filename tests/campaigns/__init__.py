@@ -11,6 +11,7 @@ campaign has a test in tests/unit/test_campaign_*.py that plants a fault and exp
     inputs.py       hostile input of clients                            ledger.py    what all runs did together
     decoders.py     bytes of files and rings that nobody wrote          registry.py  all campaigns, and their time
     bitflips.py     a bit of a folder changed                           driver.py    the command
+                                                                        copies.py    routers in those histories
 """
 
 from __future__ import annotations

@@ -17,22 +17,34 @@ import hashlib
 import random
 import shutil
 import sys
+import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 from model import Record, Shard
 
-from topics.errors import TopicsError
+from topics.errors import ApiError, TopicsError
 
 from .campaign import Campaign, Finding, Tally
+from .copies import ROUTES, Wrong, check_copies, plain
 from .platter import KILLS, POWER, Damage, Image, Platter, read_image, write_image
-from .stepped import History, Life, Sight, Sights, look, prepare, record, scratch, small_limits
+from .shrinking import shrink
+from .stepped import History, Life, Sight, Sights, Step, look, plan, prepare, record, scratch, small_limits
 from .tape import Call
 
 DICE = 2  # throws for each kind of damage that depends on dice
 THROWN: tuple[Damage, ...] = ("half", "torn", "reordered", "zeroed", "garbled", "names")
 NEXT_BOOT = bytes(16)
+TRIES = 25  # to make a failing history shorter
+
+
+class Kept(msgspec.Struct):
+    """A history in a file."""
+
+    steps: list[Step]
+    cold: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +63,6 @@ class Point:
         calls, damage, throw = text.split("/")
         assert damage in (*KILLS, *POWER), damage
         return Point(int(calls), damage, int(throw))
-
-
-class Wrong(AssertionError):
-    """What a client was told does not hold."""
 
 
 def points_of(history: History) -> list[Point]:
@@ -121,15 +129,19 @@ def check(history: History, point: Point, image: Image, base: Path) -> int:
     boot = _boot_at(history, point) if killed else NEXT_BOOT
     try:
         life = Recovered(base, cold=history.cold, boot=boot)
-    except (TopicsError, OSError, ValueError, KeyError, AssertionError) as error:
+    except (TopicsError, ApiError, OSError, ValueError, KeyError, AssertionError) as error:
         raise Wrong(f"it does not start: {type(error).__name__}: {error}") from error
     try:
         found = life.sights
         if killed:
-            _one_of(found, [told.sights, last.sights], "after a kill")
+            _one_of(plain(found), [plain(told.sights), plain(last.sights)], "after a kill")
         else:
             moments = history.moments[told.durable : min(done + 2, len(history.moments))]
-            _same_moment(found, [moment.sights for moment in moments])
+            _same_moment(plain(found), [plain(moment.sights) for moment in moments])
+            life.forwarders.pump()
+            found = look(life.shard)
+        seen = [moment.sights for moment in history.moments[: done + 1]]
+        check_copies(life.shard, seen, done if killed else told.durable, found, under_way=last.sights, killed=killed)
         for name, sight in told.sights.items():
             now = found.get(name)
             if now is not None and now.id == sight.id:
@@ -207,7 +219,7 @@ def _told(sight: Sight | None) -> str:
 
 def _check_topic(shard: Shard, name: str, told: Sight, now: Sight, next: Sight | None, *, killed: bool) -> None:
     """next: after the step under way, which may delete."""
-    exact = killed and told.durability != "ephemeral"
+    exact = (killed and told.durability != "ephemeral") or name in ROUTES
     if not exact and told.durability == "memory":
         return
     if now.head < told.head:
@@ -249,8 +261,9 @@ def _check_seqs(shard: Shard, told: Sights, found: Sights, *, killed: bool) -> N
 
 def _check_again(life: Recovered) -> None:
     """What this life has written survives its own death, and nothing else has changed."""
+    life.forwarders.pump()
     before = look(life.shard)
-    life.shard.restart(boot=life.boot)
+    life.restart()
     after = look(life.shard)
     for name in before.keys() | after.keys():
         if not _alike(after.get(name), before.get(name)):
@@ -262,11 +275,39 @@ def _check_again(life: Recovered) -> None:
 # --- the campaign ------------------------------------------------------------------------------------
 
 
-def run(seed: int, only: str | None = None) -> Tally:
-    """All points of one history."""
+def run(seed: int, only: str | None = None, *, tries: int = TRIES) -> Tally:
+    """All points of one history; only: one of them, or a file of steps instead of those of the seed."""
+    if only is not None and only.endswith(".json"):
+        kept = msgspec.json.decode(Path(only).read_bytes(), type=Kept)
+        return _run(seed, kept.steps, kept.cold, None)
+    steps, cold = plan(seed)
+    tally = _run(seed, steps, cold, only)
+    if only is None and tally.findings and tries:
+        tally.findings[0] = _shorter(tally.findings[0], steps, cold, tries)
+    return tally
+
+
+def _shorter(finding: Finding, steps: list[Step], cold: bool, tries: int) -> Finding:
+    """The same with the shortest history that was found to fail too, kept as a file."""
+
+    def fails(fewer: list[Step]) -> bool:
+        return bool(_run(finding.seed, fewer, cold, None).findings)
+
+    short, used = shrink(steps, fails, tries=tries)
+    path = Path(tempfile.gettempdir()) / f"topics-crashpoints-{finding.seed}.json"
+    path.write_bytes(msgspec.json.encode(Kept(short, cold)))
+    told = "".join(f"\n        {step}" for step in short)
+    return replace(
+        finding,
+        what=f"{finding.what}\n    {len(short)} of {len(steps)} steps still fail, after {used} tries:{told}\n"
+        f"    .venv/bin/python tests/exhaustive.py --campaign crashpoints --unit {finding.seed} --only {path}",
+    )
+
+
+def _run(seed: int, steps: list[Step], cold: bool, only: str | None) -> Tally:
     tally = Tally()
     try:
-        history = record(seed)
+        history = record(seed, steps=steps, cold=cold)
     except AssertionError as error:
         tally.find(Finding(seed, "", f"while it was recorded: {error}"))
         return tally

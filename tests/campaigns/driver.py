@@ -24,8 +24,9 @@ HELP = """examples:
   .venv/bin/python tests/exhaustive.py --campaign crashpoints --unit 17 --only 55/torn/0    one case again
   .venv/bin/python tests/exhaustive.py --table                                             only write the table
 
-Without --seed a run goes on behind the seeds that the ledger has of the campaign. With --ledger what was done is added
-to docs/reliability-runs.json, and docs/RELIABILITY.md gets its table anew. Exit code: 1 if anything was found.
+Without --seed a run goes on behind the seeds that the ledger has of the campaign. Figures count for the goal if they
+are of the same code: the last commit that changed topics/. With --ledger what was done is added to
+docs/reliability-runs.json, and docs/RELIABILITY.md gets its table anew. Exit code: 1 if anything was found.
 """
 
 
@@ -41,7 +42,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--campaign", action="append", choices=[*CAMPAIGNS, "all"], help="which; may be given several times"
     )
     parser.add_argument("--hours", type=float, default=1.0, help="for all of them together; default 1")
-    parser.add_argument("--goal", type=int, help="end when so much is done; default: what the ledger lacks")
+    parser.add_argument(
+        "--goal", type=int, help="end when so much is done; default: what the ledger lacks of this code"
+    )
     parser.add_argument("--seed", type=int, help="the first one; default: behind those of the ledger")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="worker processes; default: one a core"
@@ -86,7 +89,7 @@ def run_all(
     for at, campaign in enumerate(chosen):
         left = max(0.0, end - time.monotonic())
         share = SHARES[campaign.name] / sum(SHARES[each.name] for each in chosen[at:])
-        done = ledger.sum_up(known, campaign.name).counts[campaign.figure]
+        done = ledger.sum_up(known, campaign.name, version=version_of(ROOT)).counts[campaign.figure]
         wanted = goal if goal is not None else campaign.goal - done
         if wanted <= 0:
             wanted = campaign.goal  # the ledger has it: once more, with other seeds
@@ -150,10 +153,18 @@ def summary(outcome: Outcome) -> str:
 
 
 def note(outcomes: Sequence[Outcome], *, jobs: int) -> None:
-    version = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    version = version_of(ROOT)
     write_table(ledger.add([ledger.entry_of(each, version=version, cores=jobs) for each in outcomes if each.units]))
+
+
+def version_of(tree: Path) -> str:
+    """The last commit that changed the program, and whether it has been changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "topics")
+    return git("log", "-1", "--format=%h", "--", "topics") + ("-dirty" if changed else "")
 
 
 def write_table(entries: Sequence[ledger.Entry]) -> None:

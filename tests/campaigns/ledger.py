@@ -1,7 +1,9 @@
 """What all runs of the campaigns did together: docs/reliability-runs.json, and the table of docs/RELIABILITY.md.
 
-A run adds one entry per campaign: when, on how many cores, which seeds, what was counted, what was found. Figures of
-runs add up as long as their seeds differ; an entry with the campaign and the first seed of another replaces it.
+A run adds one entry per campaign: when, of which code, on how many cores, which seeds, what was counted, what was
+found. Figures of runs add up as long as their seeds differ; an entry with the campaign and the first seed of another
+replaces it. Code is named by the last commit that changed the program, so that commits of figures and documents change
+nothing. A goal is reached by the figures of one code; the table keeps those of older code apart.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ END = "<!-- end of campaigns -->"
 class Entry(msgspec.Struct, omit_defaults=True):
     campaign: str
     date: str
-    version: str  # of the tree that was tested
+    version: str  # the last commit that changed `topics/`, with -dirty if files there were changed
     cores: int
     first_seed: int
     units: int  # seeds
@@ -59,7 +61,7 @@ def read(path: Path = PATH) -> list[Entry]:
 def add(fresh: Sequence[Entry], path: Path = PATH) -> list[Entry]:
     replaced = {(entry.campaign, entry.first_seed) for entry in fresh}
     entries = [entry for entry in read(path) if (entry.campaign, entry.first_seed) not in replaced]
-    entries = sorted([*entries, *fresh], key=lambda entry: (entry.campaign, entry.date, entry.first_seed))
+    entries = sorted([*entries, *fresh], key=lambda entry: (entry.campaign, entry.date))  # of a day: as they came
     path.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
     return entries
 
@@ -75,8 +77,9 @@ class Sum(msgspec.Struct):
     worst_p99_ms: float
 
 
-def sum_up(entries: Sequence[Entry], campaign: str) -> Sum:
-    mine = [entry for entry in entries if entry.campaign == campaign]
+def sum_up(entries: Sequence[Entry], campaign: str, *, version: str | None = None) -> Sum:
+    """version: only of this code."""
+    mine = [entry for entry in entries if entry.campaign == campaign and version in (None, entry.version)]
     counts: Counter[str] = Counter()
     for entry in mine:
         counts.update(entry.counts)
@@ -90,17 +93,28 @@ def sum_up(entries: Sequence[Entry], campaign: str) -> Sum:
     )
 
 
+def newest(entries: Sequence[Entry], campaign: str) -> str | None:
+    """The code of the last run."""
+    return next((entry.version for entry in reversed(entries) if entry.campaign == campaign), None)
+
+
 def table(campaigns: Sequence[Campaign], entries: Sequence[Entry]) -> str:
-    rows = ["| campaign | goal | done | found | minutes | what was counted |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| campaign | goal | code | done | found | minutes | of older code | what was counted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for campaign in campaigns:
-        total = sum_up(entries, campaign.name)
+        version = newest(entries, campaign.name)
+        total = sum_up(entries, campaign.name, version=version)
+        older = sum_up(entries, campaign.name).counts[campaign.figure] - total.counts[campaign.figure]
         details = {name: count for name, count in sorted(total.counts.items()) if name != campaign.figure}
         shown = ", ".join(f"{name} {count:,}" for name, count in details.items())
         if total.worst_p99_ms:
             shown += f"; back after {total.worst_median_ms:,.0f} ms (median), {total.worst_p99_ms:,.0f} ms (p99)"
         rows.append(
-            f"| `{campaign.name}`: {campaign.title} | {campaign.goal:,} | {total.counts[campaign.figure]:,} "
-            f"| {total.findings:,} | {total.took_s / 60:,.0f} | {shown or 'nothing yet'} |"
+            f"| `{campaign.name}`: {campaign.title} | {campaign.goal:,} | {f'`{version}`' if version else ''} "
+            f"| {total.counts[campaign.figure]:,} | {total.findings:,} | {total.took_s / 60:,.0f} | {older:,} "
+            f"| {shown or 'nothing yet'} |"
         )
     return "\n".join(rows)
 

@@ -3,7 +3,7 @@
 A history grows from a seed: appends of all classes and sizes, alone and several in one round, with keys and tags;
 deletes, configs, drops and recreations; flushes, snapshots, relocations to a cold tier; kills, clean stops and reboots.
 It notes what a reader sees after each step: that is right by definition here, the models of tests/unit see to it, and a
-restart in the middle must not change it.
+restart in the middle must not change it. Half of the histories have routers (copies.py).
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from model import BOOT, QuickDisk, Record, Shard, Stored, marked, shown
+from pipeshard import PipeShard
 
 from topics import limits
 from topics.errors import ApiError
 from topics.storage.config import TopicConfig
 
+from . import copies
 from .tape import Call, Recorder, TapedDisk, recording
 
 Operation = Literal[
     "append", "long", "large", "round", "delete", "delete_tag", "put", "drop",
-    "flush", "checkpoint", "sync", "relocate", "kill", "stop", "reboot",
+    "flush", "checkpoint", "sync", "relocate", "kill", "stop", "reboot", "copy",
 ]  # fmt: skip
-CLASSES = {"f": "fsync", "d": "disk", "m": "memory", "e": "ephemeral", "capped": "disk", "short": "disk"}
+PLAIN = {"f": "fsync", "d": "disk", "m": "memory", "e": "ephemeral", "capped": "disk", "short": "disk"}
+CLASSES = PLAIN | copies.CLASSES
 STEPS = 22
+ROUTED_STEPS = 30
 SETTINGS: dict[str, Any] = {"wal_file_bytes": 6_144, "segment_max_events": 10}
 WEIGHTS: dict[Operation, int] = {
     "append": 30, "long": 6, "large": 5, "round": 12, "delete": 6, "delete_tag": 6, "put": 5, "drop": 4,
-    "flush": 9, "checkpoint": 8, "sync": 4, "relocate": 3, "kill": 3, "stop": 2, "reboot": 2,
+    "flush": 9, "checkpoint": 8, "sync": 4, "relocate": 3, "kill": 3, "stop": 2, "reboot": 2, "copy": 30,
 }  # fmt: skip
 
 
@@ -94,19 +98,29 @@ class History:
         return done
 
 
-def plan(seed: int, count: int = STEPS) -> tuple[list[Step], bool]:
+def plan(seed: int) -> tuple[list[Step], bool]:
     dice = random.Random(f"steps/{seed}")
     cold = dice.random() < 0.3
+    routed = dice.random() < 0.5
+    count = ROUTED_STEPS if routed else STEPS
     weights = dict(WEIGHTS)
     if not cold:
         weights["relocate"] = 0
-    topics = list(CLASSES)
+    topics = list(PLAIN)
+    droppable = topics
     steps = [Step("put", name) for name in dice.sample(topics, dice.randint(1, 4))]
+    if routed:
+        droppable = dice.sample(topics, 1)
+        topics = [*copies.CLASSES, "s", "s", *droppable]
+        steps = [Step("put", name) for name in copies.CLASSES]
+    else:
+        weights["copy"] = 0
     while len(steps) < count:
         operation = dice.choices(list(weights), list(weights.values()))[0]
-        topic = dice.choice(topics)
+        choice = {"drop": droppable, "copy": list(copies.ROUTES)}.get(operation, topics)
+        topic = dice.choice(choice)
         key = f"key-{len(steps)}" if dice.random() < 0.4 else None
-        others = tuple(dice.sample(topics, dice.randint(2, 4))) if operation == "round" else ()
+        others = tuple(dict.fromkeys(dice.sample(topics, dice.randint(2, 4)))) if operation == "round" else ()
         steps.append(Step(operation, topic, dice.randint(1, 9), key, others))
     return steps, cold
 
@@ -189,9 +203,20 @@ class Life:
         if cold:
             place = os.fspath(base / "cold")
             settings |= {"cold_dir": place, "hot_retain_segments": 1}
-        self.shard = Shard(base / "data", disk=disk, cold=place, boot=boot, **settings)
+        self.shard = PipeShard(base / "data", disk=disk, cold=place, boot=boot, **settings)
+        self.forwarders = copies.Forwarders(self.shard)
+        self.forwarders.begin()
         self.keys: dict[tuple[str, int], dict[str, int]] = {}
         self.refused: set[str] = set()  # topics, by the last round that was not answered with success
+
+    def open(self, disk: QuickDisk) -> None:
+        """Start again, on what is there."""
+        self.shard.open(disk, boot=self.boot)
+        self.forwarders.begin()
+
+    def restart(self) -> None:
+        self.shard.crash()
+        self.open(self.shard.disk)
 
     def play(self, step: Step, at: int) -> None:
         """Raises what the shard raises."""
@@ -235,15 +260,28 @@ class Life:
             case "relocate":
                 shard.relocate()
             case "kill":
-                shard.restart(self.shard.disk, boot=self.boot)
+                self.restart()
             case "stop":
-                shard.stop()
-                shard.open(self.shard.disk, boot=self.boot)
+                self._stop()
+                self.open(self.shard.disk)
             case "reboot":
                 self.boot = bytes([self.boot[0] + 1, *self.boot[1:]])
-                shard.restart(self.shard.disk, boot=self.boot)
+                self.restart()
+            case "copy":
+                self.forwarders.step(step.topic, step.number)
             case _:
                 pass  # of a topic that is not there
+
+    def _stop(self) -> None:
+        """As the process stops: not clean, if there is no space for copies."""
+        shard = self.shard
+        shard.sync()
+        copied = [topic for topic in shard.engine.topics.values() if topic.has_copies]
+        for topic in copied:
+            shard.flush(topic.name)
+        shard.mover.checkpoint(clean=not any(topic.has_copies for topic in copied))
+        shard.mover.wait()
+        shard.crash()
 
     def _remember(self, topic: str, key: str | None, first_seq: int) -> None:
         if key is not None:
@@ -282,7 +320,7 @@ def _record(seed: int, steps: list[Step], cold: bool, base: Path) -> History:
                     durable = at + 1
                 moment = _moment(life, recorder, max(durable, moments[-1].durable))
                 if step.operation in ("kill", "stop", "flush", "checkpoint", "relocate", "sync"):
-                    _assert_same(moments[-1].sights, moment.sights, step)
+                    _assert_same(shard, moments[-1].sights, moment.sights, step)
                 moments.append(moment)
         finally:
             shard.crash()
@@ -304,15 +342,18 @@ def _is_promised(step: Step) -> bool:
     return step.operation in ("append", "long", "large", "delete", "delete_tag") and CLASSES[step.topic] == "fsync"
 
 
-def _assert_same(before: Sights, after: Sights, step: Step) -> None:
+def _assert_same(shard: PipeShard, before: Sights, after: Sights, step: Step) -> None:
     restarts = step.operation in ("kill", "stop")
     for name in before.keys() | after.keys():
         was, now = before.get(name), after.get(name)
         if was is not None and now is not None and restarts:
             # Heads may go up: of ephemeral topics, and of others as long as log files of an earlier boot are there.
+            assert (now.id, now.config) == (was.id, was.config), f"{step}: {name} is another: {was} became {now}"
+            if name in copies.ROUTES:
+                copies.check_copies(shard, [before], 0, after, killed=True)
+                continue
             records = () if was.durability == "ephemeral" else was.records
             assert now.head >= was.head, f"{step}: the head of {name} went back from {was.head} to {now.head}"
             assert now.records == records, f"{step} changed the records of {name}: {was} became {now}"
-            assert (now.id, now.config) == (was.id, was.config), f"{step}: {name} is another: {was} became {now}"
             continue
         assert was == now, f"{step} changed what is seen of {name}: {was} became {now}"

@@ -176,6 +176,7 @@ class Forwarder:
             self.source, shard.id_of(self.source), self.at, limit, 2**20, self.ring_hops is not None, self.until
         )
         sent = shard.send(Op.READ_RAW, request)
+        shard.engine.fetcher.wait()
         piece, body = messages.decode_answer(shard.answers.messages.pop(sent))
         copied = copy(self.rules, piece, bytes(body), ring_hops=self.ring_hops)
         head = messages.Forward(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from campaigns import crashpoints, stepped
+from campaigns import crashpoints
 from campaigns.campaign import Tally
 from campaigns.platter import KILLS, POWER, Platter
 from campaigns.stepped import Step
@@ -17,6 +19,7 @@ from model import Record, Shard
 from xxhash import xxh3_64_intdigest
 
 from topics.storage import frames
+from topics.walshard import recovery
 from topics.walshard.disk import Disk
 from topics.walshard.recovery import Recovery
 
@@ -34,14 +37,32 @@ STEPS = [
 ]
 
 
+ROUTED = [
+    *(Step("put", name) for name in ("s", "cf", "cd", "cc")),
+    Step("append", "s", 5, "key-1"),
+    Step("copy", "cf", 9),
+    Step("copy", "cd", 9),
+    Step("append", "cf", 2),
+    Step("copy", "cc", 9),
+    Step("delete_tag", "cf", 1),
+    Step("flush", "cf"),
+    Step("delete_tag", "s", 3),
+    Step("kill"),
+    Step("append", "s", 2),
+    Step("copy", "cf", 9),
+    Step("copy", "cd", 9),
+    Step("append", "cd", 1),
+]
+
+
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepped, "plan", lambda seed, count=0: (STEPS, False))
+    monkeypatch.setattr(crashpoints, "plan", lambda seed: (STEPS, False))
 
 
 def run() -> Tally:
     with apart():
-        return crashpoints.run(1)
+        return crashpoints.run(1, tries=0)
 
 
 def kinds_of(tally: Tally) -> str:
@@ -90,6 +111,47 @@ def test_a_seq_that_is_given_out_again_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Recovery, "_settle", settle)
     assert any("head" in kind or "seq" in kind for kind in others(run()))
+
+
+def test_a_finding_is_repeated_by_its_command_and_made_shorter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    with monkeypatch.context() as planted:
+        planted.setattr(Recovery, "_delete", lambda self, *args, **more: None)
+        with apart():
+            finding = crashpoints.run(1).findings[0]
+            assert crashpoints.run(1, finding.only).findings[0].kind == finding.kind
+            file = finding.what.split()[-1]
+            assert 0 < len(msgspec.json.decode(Path(file).read_bytes())["steps"]) < len(STEPS)
+            assert crashpoints.run(1, file).findings
+    with apart():
+        assert not crashpoints.run(1, file).findings
+
+
+# --- routers' copies ---
+
+
+@pytest.fixture
+def _routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crashpoints, "plan", lambda seed: (ROUTED, False))
+
+
+@pytest.mark.usefixtures("_routed")
+def test_copies_of_a_good_shard_pass() -> None:
+    tally = run()
+    assert others(tally) == [], kinds_of(tally)
+    assert tally.counts["cases"] > 200
+
+
+@pytest.mark.usefixtures("_routed")
+def test_copies_that_are_not_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "decode_copies", lambda frame: [])
+    assert any("cf" in kind or "cd" in kind or "cc" in kind for kind in others(run()))
+
+
+@pytest.mark.usefixtures("_routed")
+def test_deletes_of_copies_that_a_recovery_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recovery, "_delete", lambda self, *args, **more: None)
+    assert any("cf" in kind for kind in others(run()))
 
 
 # --- what it has found ---

@@ -26,8 +26,8 @@ STEPS = [
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepped, "plan", lambda seed, count=0: (STEPS, False))
-    monkeypatch.setattr(ioerrors, "plan", lambda seed, count=0: (STEPS, False))
+    monkeypatch.setattr(stepped, "plan", lambda seed: (STEPS, False))
+    monkeypatch.setattr(ioerrors, "plan", lambda seed: (STEPS, False))
 
 
 def test_a_good_shard_passes() -> None:
@@ -39,6 +39,25 @@ def test_a_good_shard_passes() -> None:
     for error in ("eio", "enospc", "short", "short_enospc"):
         assert tally.counts[f"cases_{error}_once"]
         assert tally.counts[f"cases_{error}_always"]
+
+
+def test_copies_of_a_good_shard_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [
+        *(Step("put", name) for name in ("s", "cf", "cd", "cc")),
+        Step("append", "s", 3),
+        Step("copy", "cf", 9),
+        Step("round", number=2, others=("s", "cf")),
+        Step("copy", "cc", 9),
+        Step("delete_tag", "s", 3),
+        Step("kill"),
+        Step("flush", "cf"),
+        Step("copy", "cf", 9),
+    ]
+    monkeypatch.setattr(ioerrors, "plan", lambda seed: (steps, False))
+    with apart():
+        tally = ioerrors.run(1)
+    assert not tally.findings, tally.findings[0].what
+    assert tally.counts["cases"] > 100
 
 
 @pytest.mark.full

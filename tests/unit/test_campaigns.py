@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -78,7 +79,44 @@ def test_figures_of_runs_add_up_and_a_run_that_is_repeated_replaces_itself(tmp_p
     assert total.worst_p99_ms >= 100
     assert driver.next_seed(entries, "counting") == later.first_seed + later.units
     [row] = ledger.table([COUNTING], entries).splitlines()[2:]
-    assert f"| {total.counts['things']:,} | {total.findings} |" in row
+    assert f"| `v` | {total.counts['things']:,} | {total.findings} |" in row
+
+
+def test_figures_of_older_code_are_apart(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    ledger.add([ledger.entry_of(run(100), version="old", cores=2)], path)
+    fresh = ledger.entry_of(run(50, first_seed=100), version="new", cores=2)
+    entries = ledger.add([fresh], path)
+    assert ledger.newest(entries, "counting") == "new"
+    assert ledger.sum_up(entries, "counting", version="new").counts["things"] == fresh.counts["things"]
+    assert ledger.sum_up(entries, "counting", version="newer").counts["things"] == 0
+    [row] = ledger.table([COUNTING], entries).splitlines()[2:]
+    assert f"| `new` | {fresh.counts['things']:,} | " in row
+    assert f"| {entries[0].counts['things']:,} | " in row
+
+
+def test_code_is_named_by_the_last_commit_that_changed_the_program(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        git("add", "-A")
+
+    git("init", "-q")
+    write("topics/a.py", "1")
+    git("commit", "-qm", "one")
+    first = driver.version_of(tmp_path)
+    write("docs/runs.json", "[]")
+    assert driver.version_of(tmp_path) == first
+    git("commit", "-qm", "two")
+    assert driver.version_of(tmp_path) == first
+    write("topics/a.py", "2")
+    assert driver.version_of(tmp_path) == f"{first}-dirty"
+    git("commit", "-qm", "three")
+    assert driver.version_of(tmp_path) not in (first, f"{first}-dirty", "")
 
 
 def test_the_table_of_the_document_is_made_of_the_ledger() -> None:
