@@ -80,6 +80,7 @@ class Server:
         self._port_file.unlink(missing_ok=True)
         RECOVERIES.add((data_dir / "topics.json").exists())
         self._port: int | None = None
+        self._clients: list[Client] = []
         given = {
             "TOPICS_DATA_DIR": data_dir,
             "TOPICS_PORT": 0,
@@ -131,7 +132,9 @@ class Server:
         eventually(lambda: all(line.state == "ready" for line in self.ps().processes), what="ready processes")
 
     def client(self, lane: Lane = "http1") -> Client:
-        return Client(self.port, lane)
+        """A connection, which close() closes if the test does not."""
+        self._clients.append(Client(self.port, lane))
+        return self._clients[-1]
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -195,3 +198,5 @@ class Server:
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.wait()
+        for client in self._clients:
+            client.close()
