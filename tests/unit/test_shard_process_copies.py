@@ -74,3 +74,39 @@ def test_a_full_disk_refuses_the_move(move: Life, disk: FaultyDisk, monkeypatch:
     monkeypatch.setattr(Mover, "log_again", without_space)
     with pytest.raises(DiskFull, match="copies in 'd'"):
         move.begin()
+
+
+@pytest.mark.parametrize("behind", ["nothing", "a direct record", "copies", "what the source lost"])
+def test_copies_that_are_all_deleted_are_logged_again(tmp_path: Path, disk: FaultyDisk, behind: str) -> None:
+    """A second kill, before the copies in front of them are filled, brings back nothing that a client has deleted."""
+    shard = PipeShard(tmp_path)
+    for name in ("s", "d"):
+        shard.put(name, TopicConfig())
+    forwarder = Forwarder(shard, "s", "d")
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    shard.append("s", numbers(4, 2, tag="gone"))
+    forwarder.pump()
+    shard.delete("d", tag="gone")
+    if behind == "a direct record":
+        shard.append("d", numbers(100, 1))
+    elif behind == "copies":
+        shard.append("s", numbers(6, 2))
+        forwarder.pump()
+    elif behind == "what the source lost":
+        shard.append("s", numbers(6, 2))
+        shard.put("s", TopicConfig(cap_records=1))
+        forwarder.pump()
+    before, report = shard.topic("d").pipe, shard.report("d")
+    assert before is not None
+    shard.crash()
+    index = owner_of_name("d", 2)
+    for old in ((1, 1), None):
+        life = Life(tmp_path, disk, index=index, shards=2, layout=2, old=old)
+        topic = life.begin()._engine.topics["d"]
+        assert topic.rebuilding
+        assert topic.pipe is not None
+        assert (topic.pipe.at, topic.pipe.forwarded) == (before.at, before.forwarded)
+        assert (topic.head_seq, topic.count, topic.deleted_total) == (report.head_seq, report.count, 2)
+        assert topic.unaccounted == 0
+        life.end()

@@ -73,6 +73,7 @@ class Topic:
         self.batches: list[Batch] = []  # all that lie on the disk, dead ones too
         self._front = 0  # the first batch that may hold a live record
         self._count = 0
+        self._lined: list[tuple[int, int]] = []  # what the log tells of copies
         self._swept = 1  # a client has deleted all that was below ...
         self._unheld: list[tuple[int, int]] = []  # ... and these, which are in no batch
         self._unretained: _Unretained | None = None
@@ -170,7 +171,7 @@ class Topic:
     def unlogged(self) -> list[tuple[int, int]]:
         """What the snapshot has seen in the log, nobody has removed since, and no file has."""
         gone = [*self.holes, *self.trims, *self._unheld, (1, max(self.low, self._swept) - 1)]
-        return minus(self.tail, [*gone, *((batch.first, batch.last) for batch in self.batches)])
+        return minus(self.tail, [*gone, *self._lined, *((batch.first, batch.last) for batch in self.batches)])
 
     def find_gap(self, first: int, last: int) -> tuple[int, int, str] | None:
         """The first range within these seqs that was lost against the reader's will, and why. Records of an ephemeral
@@ -243,6 +244,8 @@ class Topic:
         if self.pipe is not None:
             if fresh and not line.count:
                 self.trims.append((line.first_seq, line.last_seq))
+            elif line.count and self.tail and line.first_seq <= self.tail[-1][1]:
+                self._lined.append((line.first_seq, line.last_seq))
             self.head_seq = max(self.head_seq, line.last_seq)
 
     def lose(self, first: int, last: int) -> None:

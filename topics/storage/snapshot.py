@@ -83,7 +83,7 @@ class TopicState(msgspec.Struct, array_like=True):
     hops: list[tuple[int, int, int]] = []  # first seq, last seq, routers passed in a ring; only what may go round again
     skipped_total: int = 0  # seqs that no record has and no range above names: see Topic.pass_over
     lost_total: int = 0  # of evicted_total: seqs of holes, which no cap took
-    tail: list[tuple[int, int]] = []  # batches with live records that are in the log alone, neighbours joined
+    tail: list[tuple[int, int]] = []  # live records, and copies, that the log alone knows; neighbours joined
     cold: list[ColdState] = []  # of every segment in the cold tier that has delete flags
 
     @property

@@ -156,6 +156,13 @@ class Pipe:
         size = row.size * row.count // row.live
         return CopiesLine(topic_id, row.first_ts, row.first, row.last, at, row.count, size, runs[::-1], counts)
 
+    def line_of_none(self, topic_id: int, mark: tuple[int, int, dict[str, int]], *, ts: int) -> CopiesLine:
+        """The same of copies without a live one, which have no row, and of what the source had lost."""
+        last, at, counts = mark
+        runs = self.sources.get(last, []) if counts else []
+        count = sum(taken for _, taken in runs)
+        return CopiesLine(topic_id, ts, last - max(0, count - 1), last, at, count, 0, runs, counts)
+
     def copied_with(self, row: Row) -> int:
         """How many copies the line of a row has. The row may be their end."""
         return sum(count for _, count in self.sources[row.last])

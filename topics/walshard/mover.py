@@ -281,14 +281,26 @@ class Mover:
         """Another layout, whose log is empty: what can't be flushed, because it stands behind copies that have no bytes
         yet, is logged there as it was in the old one. The snapshot that follows covers these frames."""
         commit, wal, now = self._engine.commit, self._engine.wal, self._engine.clock.now_ms()
+        pipe = topic.pipe
+        assert pipe is not None
+        marks = deque(pipe.marks)
         dead: list[int] = []
+
+        def log_empty(below: int) -> None:
+            """Copies without a live one: they say how far the source has been copied, and how many there were."""
+            while marks and marks[0][0] < below:
+                line = pipe.line_of_none(topic.id, marks.popleft(), ts=topic.last_ts)
+                commit.log_copies(line)
+                dead.extend(range(max(line.first_seq, topic.flushed_seq + 1), line.last_seq + 1 if line.count else 0))
+
         for row in topic.rows.since(topic.rows.position(topic.flushed_seq + 1)):
             if not row.live:
                 continue
+            log_empty(row.first)
             if isinstance(row.source, Copies):
-                assert topic.pipe is not None
-                commit.log_copies(topic.pipe.line(topic.id, row))
+                commit.log_copies(pipe.line(topic.id, row))
                 row.source.file = wal.current
+                marks.popleft()
             else:
                 body = row.load()
                 commit.stage_lines()  # of the rows before it
@@ -298,6 +310,7 @@ class Mover:
                 row.length = frame_bytes(key_len=0, body_len=len(body))
             wal.current.pin()
             dead += [row.first + index for index in range(row.count) if not row.is_live(index)]
+        log_empty(topic.next_seq)
         if dead:
             commit.stage_lines()
             frame = encode_delete(DeleteFrame(None, dead))

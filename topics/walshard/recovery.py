@@ -473,6 +473,8 @@ class Recovery:
         settled = max(topic.flushed_seq, pipe.flushed_to)
         if copies.last_seq <= settled:
             return
+        if topic.id in self._tails:
+            self._find(topic.id, copies.first_seq, copies.last_seq)
         self._logged.setdefault(topic.id, []).append((copies.first_seq, copies.last_seq))
         pipe.advance(copies.last_seq, copies.at, copies.counts, copies.sources)
         topic.next_seq = copies.last_seq + 1

@@ -466,9 +466,9 @@ class Topic:
         return [state for segment, state in states.items() if segment.flagged or state.rows]
 
     def _logged_rows(self) -> Iterator[Row]:
-        """Those that a start has to find in the log."""
+        """Those that a start has to find in the log: batches, and lines of copies."""
         for row in self.rows.since(self.rows.position(self.flushed_seq + 1)):
-            if row.live and row.source is not None and not isinstance(row.source, Segment | Copies):
+            if row.live and row.source is not None and not isinstance(row.source, Segment):
                 yield row
 
     def _outlives(self, remembered: Remembered) -> bool:
