@@ -213,7 +213,11 @@ class Http1Source:
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # counts if set before connect
         self.sock.settimeout(WITHIN_S)
-        self.sock.connect(("127.0.0.1", port))
+        try:
+            self.sock.connect(("127.0.0.1", port))
+        except OSError:
+            self.sock.close()
+            raise
         self._unread = b""
         self.status = 0
         self.headers: dict[str, str] = {}

@@ -551,10 +551,11 @@ class Stream:
         options = "".join(f"&{name}={value}" for name, value in query.items())
         self.opened_ms = now_ms()
         self._raw = b""
+        port = server.port
         self._socket = socket.socket()
         try:
             self._socket.settimeout(patience_s)
-            self._socket.connect(("127.0.0.1", server.port))
+            self._socket.connect(("127.0.0.1", port))
             self._socket.sendall(
                 f"GET /v0/topics/{queue}/work?node={node}{options} HTTP/1.1\r\nHost: localhost\r\n"
                 "Accept: text/event-stream\r\n\r\n".encode()
@@ -564,6 +565,9 @@ class Stream:
         except OSError as error:
             self.close()
             raise NoAnswer(f"work: {error!r}") from error
+        except NoAnswer:
+            self.close()
+            raise
         head, _, self._raw = self._raw.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         if status != 200:
