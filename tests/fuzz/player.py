@@ -19,7 +19,9 @@ from typing import Literal
 from figures import FUZZED
 
 WIDTH = 120  # connections at the same time
-DEADLINE_S = 12.0  # for a case, from its first byte: more than all the patience of the server together
+# Of silence: more than all the patience of the server together. How long the answers take in all says nothing: 200
+# scrapes in a row are answered one each SCRAPE_MS.
+DEADLINE_S = 12.0
 
 # How the client leaves: it ends its side and listens, it listens until the server has had enough, it resets the
 # connection, it closes and does not read, or it listens until there is nothing more for a moment and ends its side.
@@ -185,7 +187,7 @@ class Player:
         return False
 
     def _look(self, visit: _Visit, now: float, poll: select.epoll) -> bool:
-        if now - visit.started > self._deadline_s:
+        if now - visit.heard > self._deadline_s:
             visit.outcome.hung = True
             return True
         case = visit.outcome.case
