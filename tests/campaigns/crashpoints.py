@@ -190,7 +190,7 @@ def _between(found: Sight | None, before: Sight | None, after: Sight | None) -> 
 
 def _one_of(found: Sights, moments: list[Sights], when: str) -> None:
     before, after = moments[0], moments[-1]
-    for name in found.keys() | before.keys() | after.keys():
+    for name in sorted(found.keys() | before.keys() | after.keys()):
         now, was, will = found.get(name), before.get(name), after.get(name)
         if not _between(now, was, will):
             raise Wrong(f"{when} {name} is {_told(now)}; answered was {_told(was)}, under way {_told(will)}")
@@ -265,7 +265,7 @@ def _check_again(life: Recovered) -> None:
     before = look(life.shard)
     life.restart()
     after = look(life.shard)
-    for name in before.keys() | after.keys():
+    for name in sorted(before.keys() | after.keys()):
         if not _alike(after.get(name), before.get(name)):
             raise Wrong(
                 f"the second start sees {name} as {_told(after.get(name))}, the first {_told(before.get(name))}"

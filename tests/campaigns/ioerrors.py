@@ -208,7 +208,7 @@ class Play:
             return
         now = look(life.shard)
         if ended is None:
-            for name in now.keys() | after.keys():
+            for name in sorted(now.keys() | after.keys()):
                 found, expected_one = now.get(name), after.get(name)
                 if step.operation == "stop" and CLASSES[name] == "ephemeral" and _alike(found, expected_one):
                     continue  # without space for its snapshot a stop is a kill to it: the head goes up
@@ -216,7 +216,7 @@ class Play:
                     raise Wrong(f"{step} succeeded: {name} is {_told(now.get(name))}, not {_told(after.get(name))}")
             return
         answered = set(step.others) - life.refused if step.operation == "round" else set()
-        for name in now.keys() | before.keys() | after.keys():
+        for name in sorted(now.keys() | before.keys() | after.keys()):
             expected = after if name in answered else before
             if now.get(name) != expected.get(name):
                 raise Wrong(
@@ -238,7 +238,7 @@ class Play:
             under_way = {name: now[name] for name in touched & now.keys()}
             check_copies(life.shard, [told], 0, now, under_way=under_way, killed=True)
             touched |= ROUTES.keys()
-        for name in (now.keys() | told.keys()) - touched:
+        for name in sorted((now.keys() | told.keys()) - touched):
             was, found = told.get(name), now.get(name)
             if not _alike(found, was) and not (was is not None and was.durability == "ephemeral"):
                 raise Wrong(f"{step} failed ({ended!r}): {name} is {_told(found)}, was {_told(was)}")
@@ -260,7 +260,7 @@ class Play:
 
 
 def _between_all(found: Sights, before: Sights, after: Sights, when: str) -> None:
-    for name in found.keys() | before.keys() | after.keys():
+    for name in sorted(found.keys() | before.keys() | after.keys()):
         if not _between(found.get(name), before.get(name), after.get(name)):
             raise Wrong(
                 f"{when}: {name} is {_told(found.get(name))}, was {_told(before.get(name))}, "
@@ -276,7 +276,7 @@ def _restart(life: Life, told: Sights, when: str) -> None:
         raise Wrong(f"{when}: it does not start: {type(error).__name__}: {error}") from error
     now = look(life.shard)
     check_copies(life.shard, [told], 0, now, killed=True)
-    for name in now.keys() | told.keys():
+    for name in sorted(now.keys() | told.keys()):
         if name not in ROUTES and not _alike(now.get(name), told.get(name)):
             raise Wrong(f"{when}: {name} is {_told(now.get(name))}, was {_told(told.get(name))}")
         if told[name].head > now[name].head:

@@ -344,7 +344,7 @@ def _is_promised(step: Step) -> bool:
 
 def _assert_same(shard: PipeShard, before: Sights, after: Sights, step: Step) -> None:
     restarts = step.operation in ("kill", "stop")
-    for name in before.keys() | after.keys():
+    for name in sorted(before.keys() | after.keys()):
         was, now = before.get(name), after.get(name)
         if was is not None and now is not None and restarts:
             # Heads may go up: of ephemeral topics, and of others as long as log files of an earlier boot are there.
