@@ -262,7 +262,7 @@ class Life:
             case "kill":
                 self.restart()
             case "stop":
-                self._stop()
+                self.shard.stop()
                 self.open(self.shard.disk)
             case "reboot":
                 self.boot = bytes([self.boot[0] + 1, *self.boot[1:]])
@@ -271,17 +271,6 @@ class Life:
                 self.forwarders.step(step.topic, step.number)
             case _:
                 pass  # of a topic that is not there
-
-    def _stop(self) -> None:
-        """As the process stops: not clean, if there is no space for copies."""
-        shard = self.shard
-        shard.sync()
-        copied = [topic for topic in shard.engine.topics.values() if topic.has_copies]
-        for topic in copied:
-            shard.flush(topic.name)
-        shard.mover.checkpoint(clean=not any(topic.has_copies for topic in copied))
-        shard.mover.wait()
-        shard.crash()
 
     def _remember(self, topic: str, key: str | None, first_seq: int) -> None:
         if key is not None:

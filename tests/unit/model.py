@@ -544,10 +544,8 @@ class Shard:
 
     def stop(self) -> None:
         """As the process stops: everything synced, a clean snapshot."""
-        self.settle()
         self.sync()
-        self.mover.checkpoint(clean=True)
-        self.mover.wait()
+        self.mover.finish()
         self.crash()
 
     # --- rounds ---

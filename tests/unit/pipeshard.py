@@ -24,13 +24,6 @@ class PipeShard(Shard):
         super().open(*args, **more)
         self.engine.pipes.settle = self.mover.settle
 
-    def stop(self) -> None:
-        self.settle()
-        for topic in self.engine.topics.values():
-            while topic.has_copies:
-                self.flush(topic.name)
-        super().stop()
-
     def work(self) -> None:
         """Commit, and let the mover do what it was asked for, as the process does now and then."""
         self.settle()

@@ -222,3 +222,65 @@ def test_what_was_lost_is_told_once(shard: PipeShard, disk: FaultyDisk, fault: C
     Forwarder(shard, "s", "d").pump()
     assert shard.seqs("d") == {1: b"1", 2: b"2", 8: b"8", 9: b"9"}
     assert shard.topic("d").unaccounted == 0
+
+
+@pytest.mark.parametrize("call", ["create", "write", "write_whole"])
+def test_a_stop_that_finds_no_space_once_keeps_copies_whose_originals_are_gone(
+    shard: PipeShard, disk: FaultyDisk, call: str
+) -> None:
+    """Of a segment, or for the snapshot that names it."""
+    seen = copies_without_originals(shard)
+    refused: list[str] = []
+
+    def once(now: str) -> Exception | None:
+        if now != call or refused:
+            return None
+        refused.append(now)
+        return DiskFull("no space")
+
+    disk.when = once
+    shard.stop()
+    assert refused
+    shard.open(FaultyDisk())
+    assert not shard.topic("d").rebuilding
+    assert shard.seqs("d") == seen
+
+
+def test_a_stop_uses_the_space_that_its_snapshot_gives_back(shard: PipeShard, disk: FaultyDisk) -> None:
+    seen = copies_without_originals(shard)
+    disk.calls.clear()
+    disk.when = lambda call: DiskFull("no space") if call == "create" and "write_whole" not in disk.calls else None
+    shard.stop()
+    assert disk.calls.index("create") < disk.calls.index("write_whole"), "it was refused before there was a snapshot"
+    shard.open(FaultyDisk())
+    assert not shard.topic("d").rebuilding
+    assert shard.seqs("d") == seen
+
+
+def test_a_stop_without_space_for_copies_is_a_kill_to_them(shard: PipeShard, disk: FaultyDisk) -> None:
+    """What the source still has is made again; the rest is told."""
+    shard.append("s", numbers(1, 3))
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    seen = shard.seqs("d")
+    shard.delete("s", before_seq=3)
+    disk.when = lambda call: DiskFull("no space") if call == "create" else None
+    shard.stop()
+    shard.open(FaultyDisk())
+    assert shard.topic("d").rebuilding
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {3: seen[3]}
+    gap = shard.diff("d", 0).tombstone
+    assert gap is not None
+    assert (gap.gap_from, gap.gap_to, gap.reason) == (1, 2, "source_trim")
+
+
+def copies_without_originals(shard: PipeShard) -> dict[int, bytes]:
+    """Copies in memory only, and what they are copies of is deleted."""
+    shard.append("s", numbers(1, 3))
+    Forwarder(shard, "s", "d").pump()
+    shard.delete("s", before_seq=4)
+    seen = shard.seqs("d")
+    assert len(seen) == 3
+    assert shard.topic("d").has_copies
+    return seen

@@ -96,6 +96,7 @@ class Mover:
         self._flags_ms = 0  # ... and is not asked to take them before this
         self.snapshot_lsn = snapshot_lsn
         self.snapshot_ms = 0  # when the last one of this process was written
+        self._written = False  # the last one that was begun has been written
         self.keep_files = False  # while the snapshot before this one may still be needed; a later start clears up
         self._freed: list[WalFile] = []  # log files that nothing names any more
         self._flushed = snapshot_due  # since the last snapshot
@@ -361,6 +362,7 @@ class Mover:
         )
         path = os.path.join(self._folder, numbered_name(self._layout, self._snapshot_no, "snap"))
         self._snapshot_no += 1
+        self._written = False
         stale, self._old_snapshots = self._old_snapshots, [path]
 
         unsynced = [file.fd for file in wal.files if file.last_lsn > wal.synced_lsn]
@@ -397,6 +399,7 @@ class Mover:
         def finished(_: None) -> None:
             self.snapshot_lsn = covered
             self.snapshot_ms = engine.clock.now_ms()
+            self._written = True
             for pipe, at in pipes:
                 pipe.saved_at = at
             settle(leaving)
@@ -441,6 +444,27 @@ class Mover:
         got that descriptor next."""
         while self._freed and self._freed[0] not in self._engine.wal.syncing:
             self._freed.pop(0).unlink()
+
+    # --- stopping ------------------------------------------------------------------------------------
+
+    def flush_copies(self) -> None:
+        """Routers' copies go into segments, as far as there is space: they are in memory only."""
+        for topic in self._engine.topics.values():
+            if topic.has_copies and not topic.rebuilding:
+                self.flush(topic)
+                self.wait()
+
+    def finish(self) -> None:
+        """The last snapshot. It is clean, unless there was no space for copies: the next start makes them again, but
+        those whose source has lost its records are lost. What finds no space is therefore tried once more, after the
+        first try has given up what it could."""
+        for _ in range(2):
+            self.flush_copies()
+            unsaved = any([topic.has_copies and not topic.rebuilding for topic in self._engine.topics.values()])
+            self.checkpoint(clean=not unsaved and not self._engine.pipes.rebuilding)
+            self.wait()
+            if self._written and not unsaved:
+                return
 
     # --- settling: before a rule changes, everything made under the old one must be on disk -----------
 

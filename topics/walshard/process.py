@@ -387,19 +387,14 @@ class Shard:
         self._engine.fetcher.wait()
         self._mover.wait()
         self._answer_synced()
-        for topic in self._engine.topics.values():
-            if topic.has_copies and not topic.rebuilding:
-                self._mover.flush(topic)
-                self._mover.wait()
+        self._mover.flush_copies()
         self._answer_synced()  # what waited for copies
         until_ns = time.monotonic_ns() + _LAST_WORDS_NS
         while any([link.writer.outbox_bytes for link in self._links.values()]) and time.monotonic_ns() < until_ns:
             time.sleep(0.001)  # the rings are full: whoever asked for so much takes it
             for link in self._links.values():
                 link.flush()
-        unsaved = any([topic.has_copies for topic in self._engine.topics.values()])  # no space: they are made again
-        self._mover.checkpoint(clean=not unsaved and not self._engine.pipes.rebuilding)
-        self._mover.wait()
+        self._mover.finish()
         self._syncer.close()
         self._mover.close()
         self._engine.fetcher.close()
