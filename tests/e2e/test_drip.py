@@ -96,6 +96,7 @@ KINDS: dict[str, Kind] = {
     "bodies, HTTP/2": Kind(50, PREFACE + HEAD2, DATA2, True, BODY_S, b""),
 }
 BESIEGERS = sum(kind.clients for kind in KINDS.values())
+THERE = BESIEGERS * 0.6  # at least so many at a time: some are just being replaced
 
 
 class Ending(NamedTuple):
@@ -338,7 +339,7 @@ class Story:
             child.start()
             try:
                 self.held = [self._hear(ours, 40)]
-                self.sockets_during = server.sockets_of("gateway-0")
+                self.sockets_during = self._wait_accepted(server)
                 self.during = {lane: latency(server, lane) for lane in LANES}
                 self.watcher_s = []
                 for number in range(1, 6):
@@ -366,6 +367,13 @@ class Story:
     def _hear(ours: Connection, within_s: float) -> Any:
         assert ours.poll(within_s), "the besiegers are silent"
         return ours.recv()
+
+    def _wait_accepted(self, server: Server) -> int:
+        """They are connected as soon as the kernel says so; a gateway on a busy machine accepts them later."""
+        deadline = time.monotonic() + LATE_S
+        while (there := server.sockets_of("gateway-0")) - self.sockets_before <= THERE and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return there
 
     def _wait_left(self, server: Server) -> int:
         deadline = time.monotonic() + LATE_S
@@ -401,7 +409,7 @@ def test_they_were_all_there_at_once(story: Story) -> None:
     assert BESIEGERS > 1_500
     assert story.failures == 0
     assert story.held[0] == BESIEGERS
-    assert story.sockets_during - story.sockets_before > BESIEGERS * 0.6  # some are just being replaced
+    assert story.sockets_during - story.sockets_before > THERE
 
 
 def test_the_siege_lasted(story: Story) -> None:
