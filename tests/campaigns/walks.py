@@ -38,7 +38,7 @@ import msgspec
 from crash_oracle import Fate, Oracle, TopicLedger
 from crash_server import TOPICS, Answer, Client, NoAnswer, Server, eventually
 
-from topics.shm.counters import State
+from topics.shm.counters import State, Word
 
 from .campaign import Campaign, Finding, Tally
 from .shrinking import shrink
@@ -186,6 +186,7 @@ class Walk:
         self.unsure: set[int] = set()
         self.stopping = threading.Event()
         self.calm = True  # nothing is away, and nothing was a moment ago
+        self._killed: set[int] = set()  # pids
         self._errors: list[BaseException] = []
         self._generation: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
@@ -379,9 +380,7 @@ class Walk:
             case "kill" | "pair":
                 victims = dice.sample(names, 2 if operation.what == "pair" else 1)
                 for name in victims:
-                    if world.deaths[name] < MOST_DEATHS:
-                        world.deaths[name] += 1
-                        world.server.signal_child(name)
+                    self._kill(name)
             case "pause":
                 name = dice.choice(names)
                 pid = world.server.signal_child(name, signal.SIGSTOP)
@@ -391,9 +390,7 @@ class Walk:
             case "fill" if world.small:
                 world.fill()
                 self.stopping.wait(dice.uniform(0.2, 1.5))
-                if dice.random() < 0.3 and world.deaths["shard-0"] < MOST_DEATHS:
-                    world.deaths["shard-0"] += 1
-                    world.server.signal_child("shard-0")
+                if dice.random() < 0.3 and self._kill("shard-0"):
                     self.stopping.wait(0.3)
                 world.free()
             case "reload":
@@ -412,11 +409,25 @@ class Walk:
             case _:
                 pass
 
+    def _kill(self, name: str) -> bool:
+        """Unless one more death would keep it down."""
+        if self.world.deaths[name] >= MOST_DEATHS:
+            return False
+        self.world.deaths[name] += 1
+        self._killed.add(self.world.server.signal_child(name))
+        return True
+
     # --- the check ---
 
     def _quiet(self) -> None:
         self.world.free()
         server = self.world.server
+        # A gateway that has not heard of a death yet still says that it is ready.
+        eventually(
+            lambda: not self._killed & {row[Word.PID] for row in server.board.rows()},
+            within_s=60,
+            what="the killed replaced",
+        )
         server.wait_ready(within_s=60)
         for row in server.board.rows():
             if row.name and row.state is State.FAILED:
