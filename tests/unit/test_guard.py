@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from e2e.keyed import AREAS, KEYS, PROBES, ROUTES, SCOPES, STREAMS
 from e2e.keyed import Route as Expected
@@ -430,9 +431,8 @@ def garbage_with(secret: str, work: Callable[[], object]) -> list[str]:
         gc.collect()
         referred = [text for thing in gc.garbage for text in gc.get_referents(thing)]
         # Structs with gc=False are no garbage themselves; their texts are still held.
-        referred += [
-            getattr(thing, name) for thing in referred for name in getattr(type(thing), "__struct_fields__", ())
-        ]
+        structs = [thing for thing in referred if isinstance(thing, msgspec.Struct)]
+        referred += [getattr(thing, name) for thing in structs for name in thing.__struct_fields__]
         return [repr(text) for text in referred if isinstance(text, str | bytes | bytearray) and secret in repr(text)]
     finally:
         gc.set_debug(0)
