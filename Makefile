@@ -4,11 +4,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # More workers than cores: most of a test's time is waiting for processes that start.
-WORKERS ?= 4
+WORKERS := 4
 # Servers and workers compile hundreds of modules again at every start if this is set.
 unexport PYTHONDONTWRITEBYTECODE
-# Of pytest: make test ARGS=--durations=200
-ARGS ?=
+# Of pytest: make test ARGS=--durations=200. Not from the environment: there it would leave tests out unseen.
+ARGS :=
 # Knobs of single runs: they would leave tests out.
 unexport TOPICS_TEST_GATE TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE PYTEST_ADDOPTS PYTEST_PLUGINS
 # -rs: a test that was skipped says why.

@@ -47,6 +47,7 @@ def append_honestly(stage: Scene) -> None:
     stage.honest[answer["first_seq"]] = text
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(time_limit_s())
 def test_mutated_frames(tmp_path: Path) -> None:
     with scene(tmp_path, FAMILY, keys=True, TOPICS_LOG="debug") as stage:

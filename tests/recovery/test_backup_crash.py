@@ -153,6 +153,7 @@ def check_restorable(place: Path, name: str, source: Path, target: Path) -> None
     shutil.rmtree(target)
 
 
+@pytest.mark.gate
 def test_create(data: Path, tmp_path: Path) -> None:
     place = tmp_path / "repository"
     finished, steps = in_child(lambda: create(str(data), opened(place), "one"), last=None)

@@ -58,6 +58,7 @@ def check_recovered(dead: Folder, api: Api) -> int:
     return found
 
 
+@pytest.mark.gate
 def test_killed_at_any_moment(serve: Start, seed: int) -> None:
     rng = random.Random(seed)
     server = serve(shards=2, env=ENV)

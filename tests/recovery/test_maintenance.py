@@ -22,6 +22,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.gate
 def test_the_log_is_trimmed_under_steady_load(serve: Callable[..., Server]) -> None:
     server = serve(shards=1, env=SMALL)
     client = server.client()

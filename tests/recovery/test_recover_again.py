@@ -43,6 +43,7 @@ def loaded(serve: Start, seed: int, env: dict[str, str], *, requests: int) -> tu
     return server, oracle
 
 
+@pytest.mark.gate
 def test_killed_in_the_middle_of_recovery_and_each_shows_the_same(serve: Start, seed: int) -> None:
     rng = random.Random(seed)
     server, oracle = loaded(serve, seed, SMALL, requests=700)
@@ -67,6 +68,7 @@ def test_killed_in_the_middle_of_recovery_and_each_shows_the_same(serve: Start, 
     oracle.check_keys(server)
 
 
+@pytest.mark.gate
 def test_a_clean_stop_leaves_nothing_to_replay(serve: Start, seed: int) -> None:
     server, oracle = loaded(serve, seed, {}, requests=400)
     before = shown(server.client(), oracle)

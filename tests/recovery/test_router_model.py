@@ -318,6 +318,7 @@ class Play:
         assert set(self.world.routers()) == set(self.naive.routes)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("env", [{}, SMALL], ids=["defaults", "small-files"])
 def test_like_a_naive_forwarder(serve: Callable[..., Server], seed: int, env: dict[str, str]) -> None:
     if not env and not EXHAUSTIVE:

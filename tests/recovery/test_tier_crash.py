@@ -36,6 +36,7 @@ def tiered(tmp_path: Path, **more: str) -> dict[str, str]:
     return {**SMALL, "TOPICS_COLD_DIR": str(tmp_path / "cold"), "TOPICS_HOT_RETAIN_SEGMENTS": "0", **more}
 
 
+@pytest.mark.gate
 def test_dying_at_one_step_after_another(serve: Start, seed: int, tmp_path: Path) -> None:
     points = POINTS + (MORE if EXHAUSTIVE else [])
     random.Random(seed).shuffle(points)

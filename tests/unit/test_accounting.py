@@ -27,7 +27,7 @@ def pytest_sessionfinish(session):
 """
 
 
-def run(folder: Path, source: str, *, conftest: str = CONFTEST) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, source: str, *, conftest: str = CONFTEST, ci: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_it.py").write_text(source)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
@@ -36,7 +36,7 @@ def run(folder: Path, source: str, *, conftest: str = CONFTEST) -> subprocess.Co
         capture_output=True,
         text=True,
         cwd=folder,
-        env=environ | {"PYTHONPATH": str(TESTS)},
+        env=environ | {"PYTHONPATH": str(TESTS), "CI": ci},
         timeout=60,
     )
 
@@ -74,3 +74,30 @@ def test_a_worker_that_ends_in_order_is_no_fault(error: str | None) -> None:
     books = Accounting()
     books.pytest_testnodedown(Node(), error)
     assert books.faults() == (["worker gw3 died"] if error else [])
+
+
+SKIPS = """
+import pytest
+
+def test_a(): pass
+def test_b(): pytest.skip({reason!r})
+"""
+SKIPS_ITSELF = "import pytest\npytest.skip({reason!r}, allow_module_level=True)\n"
+
+
+@pytest.mark.parametrize("source", [SKIPS, SKIPS_ITSELF], ids=["a test", "a module"])
+@pytest.mark.parametrize(
+    ("reason", "ci", "proves"),
+    [
+        ("no Chromium here; on Debian: apt-get install chromium", "true", False),
+        ("no Chromium here; on Debian: apt-get install chromium", "", True),
+        ("needs nginx", "true", True),
+    ],
+)
+def test_a_skip_fails_a_run_of_ci_unless_the_product_needs_it_not(
+    tmp_path: Path, source: str, reason: str, ci: str, proves: bool
+) -> None:
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
+    done = run(tmp_path, source.format(reason=reason), ci=ci)
+    assert (done.returncode == 0) is proves, done.stdout
+    assert (f"this run proves nothing: 1 skipped: {reason}" in done.stdout) is not proves
