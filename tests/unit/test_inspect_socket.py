@@ -13,13 +13,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from topics.actors import inspect_socket
-from topics.actors.datadir import LockInfo, alive
+from topics.actors.datadir import LOCK_NAME, LockInfo, alive, is_running
 from topics.actors.inspect_socket import Impostor, InspectSocket, LinkSample, NoAnswer, RingSample, ask
-from topics.actors.outside import look_inside
+from topics.actors.outside import look_at, look_inside
 from topics.errors import ServerNotRunning
 from topics.shm.counters import Board
 
@@ -128,6 +130,46 @@ def test_nobody_there() -> None:
     info = LockInfo(pid=os.getpid(), started_ms=0, host="h", version="v", inspect="topics-inspect-none")
     with pytest.raises(ServerNotRunning):
         look_inside(info)
+
+
+DIES_WHEN_ASKED = """
+import os, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind("")
+    listener.listen(1)
+    print(listener.getsockname()[1:].decode(), flush=True)
+    listener.accept()
+    os._exit(0)
+"""
+
+
+def test_a_server_that_ends_while_it_is_asked_was_none(tmp_path: Path) -> None:
+    """The kernel closes the files of a killed process one by one: LOCK may be held when the sockets are gone."""
+    with (tmp_path / LOCK_NAME).open("w+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen([sys.executable, "-c", DIES_WHEN_ASKED], stdout=subprocess.PIPE, text=True) as dying:
+            assert dying.stdout is not None
+            name = dying.stdout.readline().strip()
+            info = LockInfo(
+                pid=dying.pid, started_ms=0, host="h", version="v", board_fd=99, board_size=4096, inspect=name
+            )
+            lock.write(msgspec.json.encode(info) + b"\n")
+            lock.flush()
+            with pytest.raises(ServerNotRunning, match="no server is running on"):
+                look_at(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stat", "runs"),
+    [
+        (b"1 (a) b) S 0 1 1 0 -1 4194560 0 0", True),
+        (b"1 (a) R 0 1 1 0 -1 4194564 0 0", False),  # it ends
+        (b"1 (a) Z 0 1 1 0 -1 4227084 0 0", False),
+        (b"", False),
+    ],
+)
+def test_what_the_kernel_says_of_a_process(stat: bytes, runs: bool) -> None:
+    assert is_running(stat) is runs
 
 
 def test_a_thousand_silent_clients_keep_nobody_waiting_and_no_descriptor(server: InspectSocket) -> None:

@@ -324,15 +324,24 @@ def _read_info(fd: int) -> LockInfo | None:
         return None
 
 
+_PF_EXITING = 0x4
+
+
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie has let go of its files, whatever its parent still waits for."""
+    """Whether it runs. One that ends does not, although the kernel may not have closed its files yet."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (ProcessLookupError, IndexError):
+            return is_running(file.read())
+    except ProcessLookupError:
         return False
     except OSError:
         return _takes_signals(pid)
+
+
+def is_running(stat: bytes) -> bool:
+    """By what /proc/<pid>/stat says: `pid (name) state ppid pgrp session tty tpgid flags …`."""
+    fields = stat.rpartition(b")")[2].split()
+    return len(fields) > 6 and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
 
 
 def _takes_signals(pid: int) -> bool:

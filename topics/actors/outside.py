@@ -12,7 +12,7 @@ import os
 
 import msgspec
 
-from topics.actors.datadir import LockInfo
+from topics.actors.datadir import LockInfo, read_lock_info
 from topics.actors.inspect_socket import LinkSample, NoAnswer, ask
 from topics.actors.rings import links_of
 from topics.errors import ServerNotRunning
@@ -24,6 +24,16 @@ class Sight(msgspec.Struct, frozen=True):
 
     board: Board
     links: list[LinkSample]
+
+
+def look_at(data_dir: str) -> tuple[LockInfo, Sight]:
+    """The server of this folder. One that ends while it is asked was none, as the second look at LOCK says."""
+    info = read_lock_info(data_dir)
+    try:
+        return info, look_inside(info)
+    except ServerNotRunning:
+        read_lock_info(data_dir)
+        raise
 
 
 def look_inside(info: LockInfo) -> Sight:

@@ -8,8 +8,7 @@ import time
 import click
 import msgspec
 
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import look_inside
+from topics.actors.outside import look_at
 from topics.cli.place import data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.terminal import plain
 from topics.shm.counters import Row, State, Word
@@ -54,8 +53,8 @@ def ps(data_dir: str | None, as_json: bool) -> None:
 
 
 def look(data_dir: str) -> Listing:
-    info = read_lock_info(data_dir)
-    board = look_inside(info).board
+    info, sight = look_at(data_dir)
+    board = sight.board
     try:
         lines = [_line(row) for row in board.rows()]
     finally:

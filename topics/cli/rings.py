@@ -13,8 +13,7 @@ import time
 import click
 import msgspec
 
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import look_inside
+from topics.actors.outside import look_at, look_inside
 from topics.actors.rings import RingState, look_at_rings
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.tables import Column, show, wide_option
@@ -55,8 +54,7 @@ def rings(interval_s: float, data_dir: str | None, wide: bool, as_json: bool) ->
     The exit code is 1 if a ring is stuck or damaged.
     """
     with failures_told():
-        info = read_lock_info(folder_name(data_dir))
-        sight = look_inside(info)
+        info, sight = look_at(folder_name(data_dir))
         try:
             before = look_at_rings(sight.links, sight.board)
         finally:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from topics.actors.datadir import LockInfo, alive, read_lock_info
-from topics.actors.outside import look_inside
+from topics.actors.datadir import LockInfo, alive
+from topics.actors.outside import look_at, look_inside
 from topics.cli.place import bytes_text, data_dir_option, failures_told, folder_name, json_option, print_json
 from topics.cli.ps import rss_bytes, uptime_text
 from topics.cli.tables import Column, console, fitted, turned
@@ -98,8 +98,9 @@ class Watched:
 
     def __init__(self, data_dir: str) -> None:
         self.data_dir = data_dir
-        self.info: LockInfo = read_lock_info(data_dir)
-        self.board: Board = look_inside(self.info).board
+        self.info: LockInfo
+        self.info, sight = look_at(data_dir)
+        self.board: Board = sight.board
         self._before = self._read()
 
     def _read(self) -> dict[str, Reading]:
