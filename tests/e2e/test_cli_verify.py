@@ -175,7 +175,12 @@ def test_a_segment_that_is_cut_short(folder: Path) -> None:
 
 
 @pytest.mark.gate
-def test_a_log_that_lacks_frames(folder: Path) -> None:
+def test_a_log_that_lacks_frames(folder: Path, start_server: Callable[..., Server]) -> None:
+    server = start_server(data_dir=folder, TOPICS_SEGMENT_MAX_AGE_MS=3_600_000)  # the record stays in the log
+    with server.client() as api:
+        api.append("late", "three")
+    assert server.stop() == 0
+    assert problems(folder) == []
     log = log_with_frames(folder)
     with log.open("r+b") as file:
         file.seek(FILE_HEADER_BYTES)
