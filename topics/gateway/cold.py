@@ -41,6 +41,7 @@ from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.large import opened
+from topics.gateway.large_answer import LargeAnswer, is_large
 from topics.gateway.large_append import LargeAppend
 from topics.gateway.origins import Origins, Visit
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
@@ -77,7 +78,7 @@ class _Life:
         self.hosts: list[bytes] = []
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
-        self._answered = trio.Event()
+        self._answered = trio.Event()  # of the last question
         self._response: Response | None = None
         self._over = False
 
@@ -100,6 +101,10 @@ class _Life:
         self._answered.set()
         if self._over:
             self.end()
+
+    def ask(self) -> None:
+        self.waits = True
+        self._answered = trio.Event()
 
     async def wait_answered(self) -> Response:
         await self._answered.wait()
@@ -272,13 +277,16 @@ class ColdLane:
         async def serve() -> QuartResponse:
             life = current.scope[_LIFE]
             response = await self._answer(life)
+            gzipped = current.method != "HEAD" and head.accepts_gzip(b",".join(_headers("accept-encoding")))
+            if gzipped and is_large(response):
+                response = await self._ask(life, LargeAnswer(life, response))
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
             response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
-            return _to_quart(response, head.accepts_gzip(b",".join(_headers("accept-encoding"))))
+            return _to_quart(response, gzipped)
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
@@ -363,9 +371,9 @@ class ColdLane:
             self._slots.give(life.slot)
             life.slot = 0
 
-    async def _ask(self, life: _Life, outcome: Outcome | LargeAppend) -> Response:
-        life.waits = True
-        if isinstance(outcome, LargeAppend):
+    async def _ask(self, life: _Life, outcome: Outcome | LargeAppend | LargeAnswer) -> Response:
+        life.ask()
+        if isinstance(outcome, LargeAppend | LargeAnswer):
             self._calls.slices.add(outcome)
         else:
             self._calls.submit(outcome, life, life.id)
@@ -586,16 +594,16 @@ def _lower(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
 
 
 def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
-    body = b"".join((response.body, response.tail))
+    size = len(response.body) + len(response.tail)
     headers = dict(response.headers)
     headers.pop("Upgrade", None)  # HTTP/2 has no such header
     content_type = headers.pop("Content-Type", "application/json")
     if current.method == "HEAD":
-        headers["Content-Length"] = str(len(body))
+        headers["Content-Length"] = str(size)
         return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
-    if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-        if not response.packed:
-            response.packed = gzip(body)
-        body = response.packed
+    if gzipped and size >= limits.GZIP_MIN_BYTES:
+        body = response.packed or gzip(b"".join((response.body, response.tail)))
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    else:
+        body = b"".join((response.body, response.tail))
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)
