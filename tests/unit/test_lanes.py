@@ -308,6 +308,18 @@ def test_the_other_lane_answers_others_between_slices() -> None:
 
 
 @pytest.mark.usefixtures("lists_much")
+def test_the_other_lane_says_how_long_the_body_would_be() -> None:
+    async def script(client: Client) -> None:
+        for wanted in ((), (GZIP,)):
+            assert await client.get("/v0/topics", *wanted, method="HEAD") == (200, b"")
+            assert client.headers[b"content-length"] == b"%d" % (len(LARGE) + 1)
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
+
+
+@pytest.mark.usefixtures("lists_much")
 def test_the_other_lane_drops_the_answer_of_a_client_that_leaves() -> None:
     async def script(client: Client) -> None:
         slices = gateway.slices

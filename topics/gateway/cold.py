@@ -599,8 +599,9 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
     headers.pop("Upgrade", None)  # HTTP/2 has no such header
     content_type = headers.pop("Content-Type", "application/json")
     if current.method == "HEAD":
-        headers["Content-Length"] = str(size)
-        return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
+        bodiless = QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
+        bodiless.headers["Content-Length"] = str(size)  # now: a body of no bytes has just said 0
+        return bodiless
     if gzipped and size >= limits.GZIP_MIN_BYTES:
         body = response.packed or gzip(b"".join((response.body, response.tail)))
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
