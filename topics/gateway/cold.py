@@ -417,9 +417,9 @@ class ColdLane:
     def _admit(self, life: _Life) -> tuple[Route, Key | None]:
         if len(life.target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
-        route = self._routes.find(current.scope["method"], life.target)
-        life.number = route.number
         visit = Visit(life.hosts, b",".join(_headers("sec-fetch-site")), b",".join(_headers("origin")))
+        route = self._origins.find(self._routes, current.scope["method"], life.target, visit)
+        life.number = route.number
         return route, self._owner(life, current.scope["method"], route, visit, _headers("authorization"))
 
     def _owner(
@@ -515,12 +515,12 @@ class ColdLane:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
         if tunnel.refusal is not None:
             raise tunnel.refusal
-        if tunnel.target.partition("?")[0] != "/v0/ws":
-            self._routes.find("CONNECT", tunnel.target)
-        route = self._routes.find("GET", tunnel.target)
-        life.number = route.number
         headers = tunnel.headers
         visit = Visit([headers[b"host"]], headers.get(b"sec-fetch-site", b""), headers.get(b"origin", b""))
+        if tunnel.target.partition("?")[0] != "/v0/ws":
+            self._origins.find(self._routes, "CONNECT", tunnel.target, visit)
+        route = self._origins.find(self._routes, "GET", tunnel.target, visit)
+        life.number = route.number
         given = [headers[b"authorization"]] if b"authorization" in headers else []
         key = self._owner(life, "GET", route, visit, given)
         if self._handlers.draining:
