@@ -28,8 +28,8 @@ class Packer:
 
     given: list[int]
 
-    def __init__(self, **options: int) -> None:
-        self._packer = zlib.compressobj(**options)
+    def __init__(self, *, level: int, wbits: int) -> None:
+        self._packer = zlib.compressobj(level=level, wbits=wbits)
 
     def compress(self, part: bytes) -> bytes:
         Packer.given.append(len(part))
