@@ -78,7 +78,7 @@ class _Life:
         self.hosts: list[bytes] = []
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
-        self._answered = trio.Event()  # of the last question
+        self._answered = trio.Event()
         self._response: Response | None = None
         self._over = False
 
@@ -102,10 +102,6 @@ class _Life:
         if self._over:
             self.end()
 
-    def ask(self) -> None:
-        self.waits = True
-        self._answered = trio.Event()
-
     async def wait_answered(self) -> Response:
         await self._answered.wait()
         assert self._response is not None
@@ -118,6 +114,19 @@ class _Life:
             self.outlet.close()
         elif self._response is not None and self._response.stream is not None:
             self._response.stream.discard()
+
+
+class _Packing:
+    """Waits until a large answer is compressed."""
+
+    gone = False  # when its client is, the job is dropped
+
+    def __init__(self, life: _Life) -> None:
+        self.abort = life.abort
+        self.done = trio.Event()
+
+    def finish(self, value: Response) -> None:
+        self.done.set()
 
 
 class _PushedBack:
@@ -279,7 +288,7 @@ class ColdLane:
             response = await self._answer(life)
             gzipped = current.method != "HEAD" and head.accepts_gzip(b",".join(_headers("accept-encoding")))
             if gzipped and is_large(response):
-                response = await self._ask(life, LargeAnswer(life, response))
+                await self._pack(life, response)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
             response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
@@ -371,14 +380,24 @@ class ColdLane:
             self._slots.give(life.slot)
             life.slot = 0
 
-    async def _ask(self, life: _Life, outcome: Outcome | LargeAppend | LargeAnswer) -> Response:
-        life.ask()
-        if isinstance(outcome, LargeAppend | LargeAnswer):
+    async def _ask(self, life: _Life, outcome: Outcome | LargeAppend) -> Response:
+        life.waits = True
+        if isinstance(outcome, LargeAppend):
             self._calls.slices.add(outcome)
         else:
             self._calls.submit(outcome, life, life.id)
         self.flush()
         return await life.wait_answered()
+
+    async def _pack(self, life: _Life, response: Response) -> None:
+        """Compress a large answer in slices."""
+        packing = _Packing(life)
+        self._calls.slices.add(LargeAnswer(packing, response))
+        self.flush()
+        try:
+            await packing.done.wait()
+        finally:
+            self._calls.slices.drop(packing)
 
     async def _body(self, life: _Life, most: int, *, keep: bool) -> bytearray:
         """The whole body. One that is too large, that there is no memory for, or that is not wanted, is read on and
