@@ -1,16 +1,19 @@
 """Somebody who appends 60 MiB at once, in a process of its own: `python -m e2e.heavy WAY PORT TOPIC ROUNDS`.
 
 Waits for a line on its input before each append, and says what became of it. Over a WebSocket all of it is one masked
-frame.
+frame. Or reads 8 MiB at once as gzip: of bytes that take longest to compress.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import os
 import sys
 from collections.abc import Callable
 
+from .client import Client, Lane
 from .h2ws import H2Sockets
 from .sockets import Conversation, RawSocket, text_frame
 
@@ -71,11 +74,27 @@ def _by_http2_socket(port: int, topic: str) -> Callable[[], str]:
     return publish
 
 
+def _by_diff(port: int, topic: str, lane: Lane) -> Callable[[], str]:
+    client = Client(port, lane)
+    client.append(topic, *[base64.b64encode(os.urandom(640 << 10)).decode() for _ in range(9)])
+    body = json.dumps({"max_batch_bytes": 8 << 20}).encode()
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+
+    def read() -> str:
+        status, received, packed = client._transport.ask("POST", f"/v0/topics/{topic}/diff", body, headers)
+        done = status == 200 and received["content-encoding"] == "gzip" and len(packed) > 5 << 20
+        return "done" if done else f"{status}, {len(packed)} bytes"
+
+    return read
+
+
 WAYS: dict[str, Callable[[int, str], Callable[[], str]]] = {
     "http": _by_request,
     "ws": lambda port, topic: _by_socket(port, topic, _ASCII),
     "ws-utf8": lambda port, topic: _by_socket(port, topic, _OTHER),
     "ws-http2": _by_http2_socket,
+    "gzip": lambda port, topic: _by_diff(port, topic, "http1"),
+    "gzip-http2": lambda port, topic: _by_diff(port, topic, "http2"),
 }
 
 

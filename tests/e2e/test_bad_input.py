@@ -40,6 +40,8 @@ MALFORMED = {
     "record separator outside": b'{"records":[{"data":1\x1e}]}',
     "bad escape": rb'{"records":[{"data":"\x41"}]}',
     "cut escape": rb'{"records":[{"data":"\u00"}]}',
+    "lone surrogate": rb'{"records":[{"data":"\ud800"}]}',
+    "lone surrogate in a tag": rb'{"records":[{"data":1,"tag":"\ud800 and more"}]}',
     "byte order mark": b"\xef\xbb\xbf" + GOOD,
     "UTF-16": GOOD.decode().encode("utf-16"),
     "invalid UTF-8 in data": b'{"records":[{"data":"\xff\xfe"}]}',
@@ -59,6 +61,15 @@ MALFORMED = {
 def test_a_malformed_body_appends_nothing(api: Client, topic: str, body: bytes) -> None:
     assert api.send("POST", f"/v0/topics/{topic}", content=body).refusal == (400, "invalid_request")
     assert api.state(topic).status == 404
+
+
+def test_a_lone_surrogate_is_called_that(api: Client, topic: str) -> None:
+    """A string that was cut inside of a character: what JSON.stringify makes of it."""
+    answer = api.append(topic, "\ud83d")
+    assert answer.refusal == (400, "invalid_request")
+    assert "a lone surrogate" in answer["error"]["message"]
+    assert api.append(topic, "\ud83d\ude00").status == 201
+    assert api.diff(topic).data == ["\U0001f600"]
 
 
 @pytest.mark.parametrize("endpoint", ["", "/diff", "/delete"])

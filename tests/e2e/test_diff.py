@@ -54,6 +54,21 @@ def test_records_and_watermarks(api: Client, topic: str) -> None:
     assert answer["performance"]["records_scanned"] == 2
 
 
+def test_a_large_answer_as_gzip(api: Client, topic: str) -> None:
+    """It is compressed in slices, and the same in the end."""
+    data = [f"{number}:" + "".join(chr(33 + number * at % 90) for at in range(50_000)) for number in range(1, 9)]
+    api.append(topic, *data)
+    body = {"max_batch_bytes": 1 << 20}
+    answer = api.send("POST", f"/v0/topics/{topic}/diff", body, headers={"Accept-Encoding": "gzip"})
+    assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "Accept-Encoding")
+    assert answer.data == data
+    assert int(answer.headers["content-length"]) < len(answer.raw)
+    plain = api.send("POST", f"/v0/topics/{topic}/diff", body)
+    assert "content-encoding" not in plain.headers
+    del plain.json["performance"], answer.json["performance"]
+    assert answer.json == plain.json
+
+
 def test_a_diff_never_creates(api: Client, topic: str) -> None:
     answer = api.diff(topic)
     assert answer.refusal == (404, "topic_not_found")

@@ -71,6 +71,17 @@ def test_a_name_that_is_not_the_servers(both: list[Client]) -> None:
             assert client.send("GET", path, headers={"Host": EVIL, **FOREIGN[0]}).status == 200, path
 
 
+def test_what_is_not_there_under_a_name_that_is_not_the_servers(both: list[Client]) -> None:
+    for client in both:
+        for method, path, refusal in (
+            ("GET", "/v0/nothing", (404, "not_found")),
+            ("PATCH", "/v0/topics", (405, "method_not_allowed")),
+            ("GET", "/v0/topics/%20", (400, "invalid_request")),
+        ):
+            assert client.send(method, path).refusal == refusal
+            assert client.send(method, path, headers={"Host": EVIL}).refusal == (421, "misdirected_request")
+
+
 def test_hosts_of_http1(wire: Wire) -> None:
     """Of a target, of HTTP/1.0, and none; a refused one costs the request, not the connection."""
 
@@ -96,6 +107,7 @@ def test_a_websocket_under_a_name_that_is_not_the_servers(wire: Wire, server: Se
     assert wire.ask(handshake({"Sec-Fetch-Site": "cross-site"})).refusal == (403, "forbidden")
     with H2Sockets(server.port) as sockets:
         assert sockets.connect(("origin", f"http://{EVIL}"), authority=EVIL).status() == 421
+        assert sockets.connect(path="/v0/nothing", authority=EVIL).status() == 421
         assert sockets.connect(("sec-fetch-site", "cross-site")).status() == 403
         sockets.socket(("origin", "http://localhost")).ping()
 

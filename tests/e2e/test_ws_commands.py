@@ -113,6 +113,16 @@ def test_a_request_id_that_is_too_long_is_refused_without_it(ws: Socket, topic: 
     assert ws.call("subscribe", topic=topic).error == "topic_not_found"
 
 
+def test_a_lone_surrogate_is_called_that(ws: Socket, topic: str) -> None:
+    """A string that was cut inside of a character: what JSON.stringify makes of it."""
+    for fields in ({"request_id": "\ud83d"}, {"records": [{"data": "\ud83d"}], "request_id": 1}):
+        ws.tell("publish", **{"topic": topic, "records": [{"data": 1}], **fields})
+        refused = ws.receive()
+        assert refused.error == "invalid_json"
+        assert "a lone surrogate" in refused["message"]
+    ws.ping()
+
+
 def test_unknown_fields_are_ignored(ws: Socket, topic: str) -> None:
     ws.publish(topic, 1, colour="red")
     ws.subscribe(topic, colour="red")

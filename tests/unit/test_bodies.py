@@ -164,6 +164,41 @@ def test_bodies_that_are_refused(body: bytes) -> None:
     assert refused(body).code == "invalid_request"
 
 
+@pytest.mark.parametrize(
+    "half", [r"\ud800", r"\uDBFF", r"\udc00", r"\ud800x", r"\ud83d\n", r"\ud800\u0041", r"\\\ud800"]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"records":[{"data":"%s"}]}',
+        '{"records":[{"data":"x%s and more"}]}',
+        '{"records":[{"data":{"%s":1}}]}',
+        '{"records":[{"data":1,"tag":"%s"}]}',
+        '{"records":[{"data":1,"meta":{"a":"%s"}}]}',
+        '{"records":[{"data":1}],"node":"%s"}',
+        '{"records":[{"data":1}],"%s":1}',
+    ],
+)
+def test_a_lone_surrogate_is_called_that(body: str, half: str) -> None:
+    """The decoder says of some that the body is cut, of others that something is wrong with an escape."""
+    error = refused((body % half).encode())
+    assert error.code == "invalid_request"
+    assert "a lone surrogate" in error.message, error.message
+    assert "truncated" not in error.message
+    assert "both halves" in error.message
+
+
+@pytest.mark.parametrize("end", ["", '"', "\\", r"\ud83d", "\\ud83d\\", r"\ud83d\u", r"\ud83d\ude0", r"\\ud83d x"])
+def test_a_body_that_is_cut_is_called_that(end: str) -> None:
+    error = refused(('{"records":[{"data":"' + "x" * 600 + end).encode())
+    assert error.message == "the body is not valid JSON: it ends too early"
+
+
+def test_a_surrogate_with_its_other_half_is_text() -> None:
+    assert append(rb'{"records":[{"data":"\ud83d\ude00"}]}')[1].data() == [rb'"\ud83d\ude00"']
+    assert append(rb'{"records":[{"data":"\\ud800"}]}')[1].data() == [rb'"\\ud800"']
+
+
 def test_the_bounds_of_an_append() -> None:
     ok = {"data": 1}
     assert append({"records": [ok] * 3}, SMALL)[0].count == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import itertools
 import json
 import socket
@@ -19,6 +20,7 @@ from delivery import Answer, House, send
 from hypercorn.protocol.events import Body
 from parts import metrics, queues, routers
 
+from topics import limits
 from topics.actors import messages
 from topics.gateway.calls import Calls
 from topics.gateway.cold import ColdLane
@@ -54,6 +56,7 @@ class Gateway:
         self.faults: list[Exception] = []
         calls = Calls(shards=1, timeout_ms=1_000)
         calls.on_fault = lambda error, id: self.faults.append(error)
+        self.slices = calls.slices  # nobody does them but the test
         self.streams = Streams(settings=settings, calls=calls, feeds=Feeds(calls, shards=1))
         self.watches = Watches(self.streams, shards=1)
         self.handlers = Handlers(settings, shards=1, board=None)  # type: ignore[arg-type]
@@ -78,26 +81,40 @@ class Client:
         self._stream = stream
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self._h2.initiate_connection()
+        self.headers: dict[bytes, bytes] = {}  # of the last answer
 
-    async def get(self, target: str) -> tuple[int, bytes]:
-        """The answer; one that breaks off has status 0."""
-        number = self._h2.get_next_available_stream_id()
-        head = [(":method", "GET"), (":path", target), (":scheme", "http"), (":authority", "localhost")]
+    async def ask(self, target: str, *headers: tuple[str, str], method: str = "GET") -> int:
+        """The stream that was begun."""
+        number: int = self._h2.get_next_available_stream_id()
+        head = [(":method", method), (":path", target), (":scheme", "http"), (":authority", "localhost"), *headers]
         self._h2.send_headers(number, head, end_stream=True)
         await self._stream.send_all(self._h2.data_to_send())
+        return number
+
+    async def reset(self, number: int) -> None:
+        self._h2.reset_stream(number)
+        await self._stream.send_all(self._h2.data_to_send())
+
+    async def get(self, target: str, *headers: tuple[str, str], method: str = "GET") -> tuple[int, bytes]:
+        """The answer; one that breaks off has status 0."""
+        number = await self.ask(target, *headers, method=method)
         status, body = 0, b""
         while True:
             data = await self._stream.receive_some()
             assert data, "the connection is gone"
-            for event in self._h2.receive_data(bytes(data)):
+            events = self._h2.receive_data(bytes(data))
+            for event in [event for event in events if getattr(event, "stream_id", None) == number]:
                 if isinstance(event, h2.events.ResponseReceived):
-                    status = int(dict(event.headers)[b":status"])
+                    self.headers = dict(event.headers)
+                    status = int(self.headers[b":status"])
                 elif isinstance(event, h2.events.DataReceived):
+                    self._h2.acknowledge_received_data(event.flow_controlled_length, number)
                     body += event.data
                 elif isinstance(event, h2.events.StreamReset):
                     return 0, body
                 elif isinstance(event, h2.events.StreamEnded):
                     return status, body
+            await self._stream.send_all(self._h2.data_to_send())
 
     async def error(self, target: str) -> tuple[int, str]:
         status, body = await self.get(target)
@@ -246,6 +263,77 @@ def test_a_bug_in_a_stream_ends_that_one(monkeypatch: pytest.MonkeyPatch, name: 
     run(gateway, script)
     assert [type(error) for error in gateway.faults] == [Bug]
     assert len(gateway.streams) == 0
+
+
+# --- large answers as gzip, in the other lane ---
+
+GZIP = ("accept-encoding", "gzip")
+LARGE = bytes(number * number % 251 for number in range(5 * limits.GZIP_SLICE_BYTES))
+
+
+@pytest.fixture
+def lists_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handlers, "list_topics", lambda handlers, request: Response(200, LARGE, tail=b"}"))
+
+
+@pytest.mark.usefixtures("lists_much")
+def test_the_other_lane_answers_others_between_slices() -> None:
+    async def script(client: Client) -> None:
+        slices = gateway.slices
+        await client.ask("/v0/topics", GZIP)
+        while not slices:
+            assert (await client.get("/v0/health"))[0] == 200
+        for _ in range(7):  # five, the tail, and the end
+            assert (len(slices), (await client.get("/v0/health"))[0]) == (1, 200)
+            slices.run(0)
+        asked: list[tuple[int, bytes]] = []
+
+        async def ask() -> None:
+            asked.append(await client.get("/v0/topics", GZIP))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while not asked:
+                slices.run(0)
+                await trio.lowlevel.checkpoint()
+        [(status, packed)] = asked
+        assert (status, gzip.decompress(packed)) == (200, LARGE + b"}")
+        assert (client.headers[b"content-encoding"], client.headers[b"vary"]) == (b"gzip", b"Accept-Encoding")
+        assert await client.get("/v0/topics") == (200, LARGE + b"}")
+        assert not slices
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
+
+
+@pytest.mark.usefixtures("lists_much")
+def test_the_other_lane_says_how_long_the_body_would_be() -> None:
+    async def script(client: Client) -> None:
+        for wanted in ((), (GZIP,)):
+            assert await client.get("/v0/topics", *wanted, method="HEAD") == (200, b"")
+            assert client.headers[b"content-length"] == b"%d" % (len(LARGE) + 1)
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
+
+
+@pytest.mark.usefixtures("lists_much")
+def test_the_other_lane_drops_the_answer_of_a_client_that_leaves() -> None:
+    async def script(client: Client) -> None:
+        slices = gateway.slices
+        number = await client.ask("/v0/topics", GZIP)
+        while not slices:
+            assert (await client.get("/v0/health"))[0] == 200
+        slices.run(0)
+        await client.reset(number)
+        while slices:
+            assert (await client.get("/v0/health"))[0] == 200
+
+    gateway = Gateway()
+    run(gateway, script)
+    assert gateway.faults == []
 
 
 # --- sockets of the other lane ---

@@ -256,6 +256,23 @@ def test_gzip_that_is_none(packed: bytes) -> None:
     assert error.code == "invalid_request"
 
 
+@pytest.mark.parametrize("gzipped", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"records":[{"data":"\ud800"}]}',
+        rb'{"records":[{"data":1}],"node":"\ud800"}',
+        rb'{"records":[{"data":1},{"data":"\ud800"},{"data":1}]}',
+        rb'{"records":[{"data":"x \ud800 and more"}]}',
+    ],
+)
+def test_a_lone_surrogate_is_called_that(slice_bytes: int, body: bytes, gzipped: bool) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(body, gzipped=gzipped)
+    assert caught.value.code == "invalid_request"
+    assert "a lone surrogate" in caught.value.message, caught.value.message
+
+
 def test_small_bodies_are_opened_whole() -> None:
     small = b'{"records":[{"data":1}]}'
     assert opened(small, SETTINGS, gzipped=False, most=1_000) == (small, None)

@@ -139,6 +139,27 @@ def test_the_host_counts_for_every_route_but_probes(kind: Kind) -> None:
         assert refusal(origins, method, path, Visit([b"localhost:4000"])) is None
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "code"),
+    [
+        ("GET", "/", "not_found"),
+        ("GET", "/v0/nothing", "not_found"),
+        ("PATCH", "/v0/topics/t", "method_not_allowed"),
+        ("POST", "/v0/health", "method_not_allowed"),
+        ("GET", "/v0/topics/%20", "invalid_request"),
+        ("GET", "/v0/topics?a=%ff", "invalid_request"),
+    ],
+)
+def test_the_host_counts_before_what_is_not_there(method: str, target: str, code: str) -> None:
+    def found(hosts: list[bytes], *allowed: str) -> str:
+        with pytest.raises(ApiError) as caught:
+            Origins(Settings(allowed_hosts=allowed)).find(ROUTES, method, target, Visit(hosts))
+        return caught.value.code
+
+    assert found([b"evil.example:4000"]) == "misdirected_request"
+    assert found([b"localhost:4000"]) == found([]) == found([b"evil.example"], "*") == code
+
+
 def test_a_target_with_a_host_names_two() -> None:
     origins = Origins(Settings())
     for first, second in itertools.product((b"localhost", b"evil.example"), repeat=2):

@@ -292,6 +292,19 @@ def test_what_is_no_json(text: bytes) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        rb'{"op":"ping","request_id":"\ud800"}',
+        rb'{"request_id":"\ud800","op":"ping"}',
+        rb'{"op":"publish","topic":"t","records":[{"data":"\ud800"}]}',
+    ],
+)
+def test_a_lone_surrogate_is_called_that(text: bytes) -> None:
+    error = error_of(lambda: decode_command(text))
+    assert (error.code, "a lone surrogate" in error.message) == ("invalid_json", True), error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         b"[]",
         b"null",
         b'"ping"',

@@ -24,6 +24,15 @@ from topics.storage.routers import Guarantee
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
 _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 _T = TypeVar("_T")
+CUT = "Input data was truncated"  # as the decoder says it
+_PLACE = re.compile(r" \(byte \d+\)\Z")
+_LONE_SURROGATE = (
+    r"a lone surrogate (\ud800 to \udfff without its other half) is not text; escape both halves, like \ud83d\ude00, "
+    "or send the character as UTF-8"
+)
+_LONE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?\Z)")  # not one whose other half is cut off
+_CUT_BYTES = 11  # such an escape, and one byte less than its other half has: then the decoder looks no further
+_NEAR_END = 512
 
 
 def check_name(name: str, *, what: str = "topic name", known: re.Pattern[str] = _NAME, signs: str = ". _ : -") -> str:
@@ -123,11 +132,31 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _
     except msgspec.ValidationError as error:
         raise invalid(f"the body does not fit: {_short(error)}") from None
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not valid JSON: {_short(error)}") from None
+        raise invalid(f"the body is not valid JSON: {json_problem(_short(error), body)}") from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
+
+
+def json_problem(problem: str, body: bytes | bytearray) -> str:
+    """What the decoder says, in words that help. Of a surrogate without its other half it says this and that, and if
+    that stands near the end of the body, that the body is cut."""
+    if "surrogate pair" in problem or "end of hex escape" in problem:
+        place = _PLACE.search(problem)
+        return _LONE_SURROGATE + (place[0] if place is not None else "")
+    if problem != CUT:
+        return problem
+    return _LONE_SURROGATE if _ends_in_lone_surrogate(body) else "it ends too early"
+
+
+def _ends_in_lone_surrogate(body: bytes | bytearray) -> bool:
+    end = bytes(body[-_NEAR_END:])
+    found = _LONE_AT_END.search(end, max(len(end) - _CUT_BYTES, 0))
+    if found is None:
+        return False
+    before = end[: found.start()]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0  # otherwise the backslash is text, and what follows too
 
 
 def _short(error: Exception) -> str:

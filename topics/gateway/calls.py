@@ -77,7 +77,7 @@ class Calls:
         self._state_of = state_of  # what the board says of a peer
         self.parking = Parking()
         self.holding = Holding(timeout_ms=timeout_ms)
-        self.slices = Slices(self.failed)  # requests whose bodies are still being read
+        self.slices = Slices(self.failed)  # requests whose bodies are being read, or their answers compressed
         self.router = shards
         self.queue = shards + 1
         peers = shards + 2

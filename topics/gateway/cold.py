@@ -41,6 +41,7 @@ from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.large import opened
+from topics.gateway.large_answer import LargeAnswer, is_large
 from topics.gateway.large_append import LargeAppend
 from topics.gateway.origins import Origins, Visit
 from topics.gateway.outlets import ColdOutlet, SocketOutlet
@@ -113,6 +114,19 @@ class _Life:
             self.outlet.close()
         elif self._response is not None and self._response.stream is not None:
             self._response.stream.discard()
+
+
+class _Packing:
+    """Waits until a large answer is compressed."""
+
+    gone = False  # when its client is, the job is dropped
+
+    def __init__(self, life: _Life) -> None:
+        self.abort = life.abort
+        self.done = trio.Event()
+
+    def finish(self, value: Response) -> None:
+        self.done.set()
 
 
 class _PushedBack:
@@ -272,13 +286,16 @@ class ColdLane:
         async def serve() -> QuartResponse:
             life = current.scope[_LIFE]
             response = await self._answer(life)
+            gzipped = current.method != "HEAD" and head.accepts_gzip(b",".join(_headers("accept-encoding")))
+            if gzipped and is_large(response):
+                await self._pack(life, response)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
             response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
-            return _to_quart(response, head.accepts_gzip(b",".join(_headers("accept-encoding"))))
+            return _to_quart(response, gzipped)
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
             with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
@@ -372,6 +389,16 @@ class ColdLane:
         self.flush()
         return await life.wait_answered()
 
+    async def _pack(self, life: _Life, response: Response) -> None:
+        """Compress a large answer in slices."""
+        packing = _Packing(life)
+        self._calls.slices.add(LargeAnswer(packing, response))
+        self.flush()
+        try:
+            await packing.done.wait()
+        finally:
+            self._calls.slices.drop(packing)
+
     async def _body(self, life: _Life, most: int, *, keep: bool) -> bytearray:
         """The whole body. One that is too large, that there is no memory for, or that is not wanted, is read on and
         dropped: many a client does not look for an answer before it has sent everything."""
@@ -409,9 +436,9 @@ class ColdLane:
     def _admit(self, life: _Life) -> tuple[Route, Key | None]:
         if len(life.target) > limits.MAX_URI_BYTES:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
-        route = self._routes.find(current.scope["method"], life.target)
-        life.number = route.number
         visit = Visit(life.hosts, b",".join(_headers("sec-fetch-site")), b",".join(_headers("origin")))
+        route = self._origins.find(self._routes, current.scope["method"], life.target, visit)
+        life.number = route.number
         return route, self._owner(life, current.scope["method"], route, visit, _headers("authorization"))
 
     def _owner(
@@ -507,12 +534,12 @@ class ColdLane:
         """What the handshake is over HTTP/1.1: the same refusals, in the same order."""
         if tunnel.refusal is not None:
             raise tunnel.refusal
-        if tunnel.target.partition("?")[0] != "/v0/ws":
-            self._routes.find("CONNECT", tunnel.target)
-        route = self._routes.find("GET", tunnel.target)
-        life.number = route.number
         headers = tunnel.headers
         visit = Visit([headers[b"host"]], headers.get(b"sec-fetch-site", b""), headers.get(b"origin", b""))
+        if tunnel.target.partition("?")[0] != "/v0/ws":
+            self._origins.find(self._routes, "CONNECT", tunnel.target, visit)
+        route = self._origins.find(self._routes, "GET", tunnel.target, visit)
+        life.number = route.number
         given = [headers[b"authorization"]] if b"authorization" in headers else []
         key = self._owner(life, "GET", route, visit, given)
         if self._handlers.draining:
@@ -586,16 +613,17 @@ def _lower(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
 
 
 def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
-    body = b"".join((response.body, response.tail))
+    size = len(response.body) + len(response.tail)
     headers = dict(response.headers)
     headers.pop("Upgrade", None)  # HTTP/2 has no such header
     content_type = headers.pop("Content-Type", "application/json")
     if current.method == "HEAD":
-        headers["Content-Length"] = str(len(body))
-        return QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
-    if gzipped and len(body) >= limits.GZIP_MIN_BYTES:
-        if not response.packed:
-            response.packed = gzip(body)
-        body = response.packed
+        bodiless = QuartResponse(b"", status=response.status, headers=headers, content_type=content_type)
+        bodiless.headers["Content-Length"] = str(size)  # now: a body of no bytes has just said 0
+        return bodiless
+    if gzipped and size >= limits.GZIP_MIN_BYTES:
+        body = response.packed or gzip(b"".join((response.body, response.tail)))
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    else:
+        body = b"".join((response.body, response.tail))
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)

@@ -1,13 +1,19 @@
-"""gzip bodies: bounded before they are read. A small body that inflates to a large one is refused as the large one."""
+"""gzip bodies: bounded before they are read. A small body that inflates to a large one is refused as the large one.
+
+And gzip answers, at level 1: level 6 takes 1.2 times (random base64) to 2.1 times (JSON) as long for 2 to 7 % fewer
+bytes.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 from topics import limits
 from topics.errors import ApiError, invalid
 
 _FEED_BYTES = 256 * limits.KIB  # given to zlib at once: it copies what it leaves, and 4 ms is the most this takes
+_LEVEL = 1
 
 
 def too_large(most: int) -> ApiError:
@@ -68,5 +74,29 @@ def gunzip(data: bytes | bytearray, *, most: int) -> bytes:
 
 
 def gzip(body: bytes) -> bytes:
-    packer = zlib.compressobj(level=1, wbits=31)
+    packer = zlib.compressobj(level=_LEVEL, wbits=31)
     return packer.compress(body) + packer.flush()
+
+
+class Deflater:
+    """The same for an answer that is too large to be compressed at once."""
+
+    def __init__(self, *parts: bytes | memoryview) -> None:
+        self._packer = zlib.compressobj(level=_LEVEL, wbits=31)
+        self._slices = _sliced(parts)
+        self._packed: list[bytes] = []
+
+    def step(self) -> bytes:
+        """Compress one slice; when there is none left, all of it as gzip."""
+        if (part := next(self._slices, None)) is not None:
+            self._packed.append(self._packer.compress(part))
+            return b""
+        return b"".join((*self._packed, self._packer.flush()))
+
+
+def _sliced(parts: tuple[bytes | memoryview, ...]) -> Iterator[memoryview]:
+    size = limits.GZIP_SLICE_BYTES
+    for part in parts:
+        with memoryview(part) as view:
+            for at in range(0, len(view), size):
+                yield view[at : at + size]

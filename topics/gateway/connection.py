@@ -16,6 +16,7 @@ import msgspec
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.exchange import Response
 from topics.gateway.head import Head
+from topics.gateway.large_answer import is_large
 from topics.gateway.plain import PlainAppend
 from topics.gateway.streams import Stream
 
@@ -57,9 +58,12 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
             if value.stream is not None:
                 value.stream.discard()
             return
+        lane = connection.lane
+        if self.gzipped and is_large(value):
+            lane.pack(self, value)
+            return
         if value.stream is not None:
             connection.starting = value.stream  # before anything can go wrong: whoever closes gives it back
-        lane = connection.lane
         lane.answered(self, value)
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
         if value.stream is not None:

@@ -183,10 +183,11 @@ class Heads:
         gzip_body, key, owner, found = False, None, None, None
         try:
             authority, target = _split_target(events.url.decode("ascii"))
-            found = self._routes.find(method, target)
+            visit = _visit(headers, hosts if authority is None else [*hosts, authority])
+            found = self._origins.find(self._routes, method, target, visit)
             # Heads are kept: without the token that a query may hold.
             route = found._replace(query={name: text for name, text in found.query.items() if name != "token"})
-            self._origins.admit(method, found, _visit(headers, hosts if authority is None else [*hosts, authority]))
+            self._origins.admit(method, found, visit)
             owner = self._guard.admit(found, headers.get(b"authorization", []))
             if route.takes_body and length != 0:
                 if length > route.most:

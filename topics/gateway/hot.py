@@ -37,6 +37,7 @@ from topics.gateway.guests import TURNED_AWAY_H2, Guests
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
 from topics.gateway.head import Head, Heads
 from topics.gateway.large import DIRECT_BYTES, opened
+from topics.gateway.large_answer import LargeAnswer
 from topics.gateway.large_append import LargeAppend
 from topics.gateway.patience import Patience, Verdict
 from topics.gateway.places import Places
@@ -669,6 +670,10 @@ class HotLane:
         runs, self._runs = self._runs, {}
         for run in runs.values():
             self._calls.send_plain(run)
+
+    def pack(self, exchange: Exchange, value: Response) -> None:
+        """Compress a large answer in slices; `exchange` is finished with it then."""
+        self._calls.slices.add(LargeAnswer(exchange, value))
 
     def answered(self, exchange: Exchange | PlainAppend, value: Response) -> None:
         """For the counters and the log."""

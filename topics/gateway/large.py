@@ -27,7 +27,7 @@ from msgspec import Raw
 
 from topics import limits
 from topics.errors import ApiError, invalid
-from topics.gateway.bodies import AppendIn, RecordIn, append_decoder, batch_too_large, decode_json
+from topics.gateway.bodies import CUT, AppendIn, RecordIn, append_decoder, batch_too_large, decode_json, json_problem
 from topics.gateway.compression import Inflater
 from topics.settings import Settings
 
@@ -274,7 +274,7 @@ class LargeBody(Generic[_G]):
         while (end := self._end_of_value(most)) is None:
             if len(self._data) - self._at >= most or not self._has_more:
                 if len(self._data) - self._at < most:
-                    raise self._malformed("it ends too early")
+                    raise self._malformed(json_problem(CUT, self._data))
                 raise _options_too_large() if record is None else _record_too_large(record, most)
             yield from self._fill()
         value = bytes(self._data[self._at : end])
@@ -306,6 +306,7 @@ class LargeBody(Generic[_G]):
         cut = stop < len(data) or self._has_more
         if "truncated" in problem or (cut and place is not None and int(place[1]) > stop - at - _TOKEN_BYTES):
             return None
+        problem = json_problem(problem, b"")
         raise self._malformed(problem.removeprefix("JSON is malformed: ").partition(" (byte")[0])
 
     def _malformed(self, what: str) -> ApiError:

@@ -55,7 +55,7 @@ from topics.hosts import Address, address_of, split_authority
 from topics.settings import Settings
 
 if TYPE_CHECKING:
-    from topics.gateway.routes import Route
+    from topics.gateway.routes import Route, Routes
 
 _KEPT_HOSTS = 256  # verdicts; clients name a few hosts, and an attacker's are forgotten
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -109,17 +109,28 @@ class Origins:
 
     # --- rules ---
 
+    def find(self, routes: Routes, method: str, target: str, visit: Visit) -> Route:
+        """The route of a request. What is not there is refused for its host first, as what is there."""
+        try:
+            return routes.find(method, target)
+        except ApiError:
+            self._check_hosts(visit)
+            raise
+
     def admit(self, method: str, route: Route, visit: Visit) -> None:
         """Raises what to answer if this request may not be."""
         kind = kind_of(method, route)
         if kind is Kind.PROBE:
             return
+        self._check_hosts(visit)
+        if (visit.site or visit.origin) and kind not in _ADMITTED[self.page_of(visit)]:
+            raise _foreign(visit, kind)
+
+    def _check_hosts(self, visit: Visit) -> None:
         if self.checks_hosts:
             for host in visit.hosts:
                 if not self.knows(host):
                     raise _misdirected(host)
-        if (visit.site or visit.origin) and kind not in _ADMITTED[self.page_of(visit)]:
-            raise _foreign(visit, kind)
 
     def knows(self, host: bytes) -> bool:
         """This is a name of ours."""

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 LATER = (MODULE,)  # imported before this process takes the place of another, else while it serves
 _GATHER = 3  # how often a round looks for more requests before it passes them on
 _SWEEP_NS = 1_000_000_000
-_SLICES_NS = 5_000_000  # what a round gives to large bodies, beyond the first slice
+_SLICES_NS = 5_000_000  # what a round gives to large bodies and answers, beyond the first slice
 _UNLIMITED = 2**62
 _LAST_WORDS_NS = 300_000_000
 _DRAIN_NS = 10_000_000_000  # how long requests under way may keep a stopping gateway

@@ -1,8 +1,10 @@
 """Work that takes longer than a round may: done a slice at a time, between the requests of others.
 
+Large bodies are read like this, and large answers compressed.
+
 Jobs are done one after the other, in the order in which they came, so that what they hold in memory is what one of them
-holds. A round does at least one slice, and more while it has time. A job whose asker is gone is let go of at once, with
-all that it holds: it counts for nothing any more.
+holds (beside answers, which are there already). A round does at least one slice, and more while it has time. A job
+whose asker is gone is let go of at once, with all that it holds: it counts for nothing any more.
 """
 
 from __future__ import annotations
