@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from topics import limits
 from topics.gateway.chunks import ChunkDecoder
-from topics.gateway.exchange import Response
+from topics.gateway.exchange import Response, error_response
 from topics.gateway.head import Head
 from topics.gateway.plain import PlainAppend
 from topics.gateway.streams import Stream
@@ -48,6 +49,8 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     line: tuple[str, str] | None = None
     key: int | str = 0  # what the access log says of it: the number or the name of the key that it shows
     holds: bool = False  # it may become a stream: what follows it waits
+    again: bool = False  # the client can ask again without harm: without room for the answer it is told to
+    most: int = 0  # bytes that the answer may have, if these are many
     answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
@@ -60,6 +63,8 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
         if value.stream is not None:
             connection.starting = value.stream  # before anything can go wrong: whoever closes gives it back
         lane = connection.lane
+        if self.again and not lane.budget.takes_answer(len(value.body)):
+            value = error_response(lane.budget.refusal())
         lane.answered(self, value)
         keep_alive = self.keep_alive = self.keep_alive and not value.close and not lane.handlers.draining
         if value.stream is not None:
@@ -74,6 +79,8 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
                 id=self.id,
                 request_id=self.request_id,
             )
+            if len(self.answer) > limits.SMALL_BODY_BYTES:
+                lane.sender.settle_unread(connection)
         if self.holds:
             connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
@@ -119,6 +126,7 @@ class Connection:
         "out_queued",
         "out_sent",
         "out_taken",
+        "owed",
         "owes_continue",
         "paused",
         "progress_ns",
@@ -128,6 +136,7 @@ class Connection:
         "sock",
         "starting",
         "stream",
+        "unread",
         "written",
     )
 
@@ -147,6 +156,8 @@ class Connection:
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.asks = 0  # of the exchanges, those that are not plain appends: their answers may be large
+        self.unread = 0  # bytes of answers that wait for the client, and may come for large ones that are asked for ...
+        self.owed = 0  # ... and of those that wait, what the budget knows
         self.out: bytes | memoryview = EMPTY
         self.out_ns = 0  # when the client fell behind with reading ...
         self.out_sent = 0  # ... what the kernel has taken since ...
@@ -178,9 +189,16 @@ class Connection:
     def held_bytes(self) -> int:
         """What has come and was not served, in bytes of memory."""
         held = len(self.buffer) + self.reading
+        if self.head is not None:
+            held += len(self.raw_head)
         if self.large is not None:
             held += len(self.large)
         return held if self.chunks is None else held + len(self.chunks.body)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Answers that the socket has not taken."""
+        return len(self.out) + sum([len(exchange.answer) for exchange in self.exchanges if exchange.answer is not None])
 
     @property
     def passing(self) -> Head | None:
