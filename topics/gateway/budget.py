@@ -46,10 +46,11 @@ class Budget:
         """There is no room for another large body."""
         return self.held >= self._large
 
-    def settle(self, before: int, now: int) -> bool:
-        """A holder of `before` bytes holds `now`. False: there is no room, and it is still booked with `before`."""
+    def settle(self, before: int, now: int, *, head: int = 0) -> bool:
+        """A holder of `before` bytes holds `now`; so many of these are a request's head, which makes none large.
+        False: there is no room, and it is still booked with `before`."""
         grown = now - before
-        if grown > 0 and self.held + grown > (self.most if now <= limits.SMALL_BODY_BYTES else self._large):
+        if grown > 0 and self.held + grown > (self.most if now - head <= limits.SMALL_BODY_BYTES else self._large):
             return False
         self.held += grown
         return True

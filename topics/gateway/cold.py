@@ -102,10 +102,12 @@ class _Life:
 
     def finish(self, value: Response) -> None:
         self.waits = False
+        if self._over:
+            if value.stream is not None:
+                value.stream.discard()
+            return
         self._response = self._taken(value)
         self._answered.set()
-        if self._over:
-            self.end()
 
     def _taken(self, value: Response) -> Response | None:
         """None: too much waits for its connection already."""

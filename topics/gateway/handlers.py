@@ -359,8 +359,10 @@ class _DiffCall(Call, kw_only=True, gc=False, eq=False):
     started_ns: int
 
     def lessen(self) -> None:
-        if self.head.max_bytes > limits.SMALL_BODY_BYTES:
-            self.head = msgspec.structs.replace(self.head, max_bytes=limits.SMALL_BODY_BYTES)
+        """To what makes a small answer, with what stands around its records."""
+        max_bytes = min(self.head.max_bytes, limits.SMALL_BODY_BYTES // 2)
+        limit = min(self.head.limit, limits.DEFAULT_LIMIT)
+        self.head = msgspec.structs.replace(self.head, max_bytes=max_bytes, limit=limit)
 
     def render(self, answer: messages.Diffed, body: bytes | memoryview) -> Response:
         spent = elapsed_ms(self.started_ns)

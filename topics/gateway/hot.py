@@ -165,7 +165,7 @@ class HotLane:
         if connection.head is None:
             connection.raw_head = EMPTY
         held = connection.held_bytes
-        if not self.budget.settle(connection.booked, held):
+        if not self.budget.settle(connection.booked, held, head=len(connection.raw_head)):
             refusal = self.budget.refusal()
             if connection.held:  # a stream is about to begin: there is no place for an answer behind it
                 self.close(connection)

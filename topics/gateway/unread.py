@@ -37,6 +37,7 @@ class Unread:
                 await turn.wait()
             finally:
                 self._waiting.pop(turn, None)
+            await trio.lowlevel.checkpoint_if_cancelled()  # the end of one before it, which went with the connection
             woken = True
 
     def let_go_on(self) -> None:
