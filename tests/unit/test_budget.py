@@ -1,4 +1,4 @@
-"""The budget of request bytes: what is refused, what passes, and that nothing of it is ever lost."""
+"""The budget of bytes of clients: what is refused, what passes, and that nothing of it is ever lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from delivery import Answer, House, Pipe, WsClient, parse_answer
 from hypothesis import given
@@ -58,6 +59,9 @@ def head(size: int | None, *, more: str = "") -> bytes:
     ).encode()
 
 
+HEAD = len(head(150 * KIB))
+
+
 def body_of(size: int) -> bytes:
     body = b'{"records":[{"data":"%b"}]}'
     return body % (b"x" * (size - len(body) + 2))
@@ -73,10 +77,10 @@ def status(pipe: Pipe) -> int:
 
 
 def fill(house: House) -> list[Pipe]:
-    """Bodies that don't come to their end, until there is no room for one more."""
-    pipes = [connect(house, head(150 * KIB), b"x" * (148 * KIB)) for _ in range(2)]
+    """Bodies that don't come to their end, until there is no room for one more. Their heads count."""
+    pipes = [connect(house, head(150 * KIB), b"x" * (148 * KIB - HEAD)) for _ in range(2)]
     assert held(house) == 2 * 148 * KIB
-    pipes.append(connect(house, head(150 * KIB), b"x" * 4 * KIB))
+    pipes.append(connect(house, head(150 * KIB), b"x" * (4 * KIB - HEAD)))
     assert house.gateways[0].lane.budget.exhausted
     return pipes
 
@@ -184,7 +188,7 @@ def test_one_that_grows_beyond_it_is_refused_and_its_bytes_are_free(house: House
     say(house, third, b"x" * 100 * KIB)
     assert status(third) == 429
     assert held(house) == before - 4 * KIB
-    say(house, first, b"x" * 2 * KIB)
+    say(house, first, b"x" * (2 * KIB + HEAD))
     assert status(first) == 400, "it came whole, and is no JSON"
     assert held(house) == 148 * KIB
     second.reset = True
@@ -217,7 +221,7 @@ def test_bodies_that_are_not_read_count_for_nothing(house: House) -> None:
     fill(house)
     before = held(house)
     pipe = connect(house, head(150 * KIB).replace(b"/v0/topics/t", b"/v0/nothing!"), b"x" * 140 * KIB)
-    assert (status(pipe), held(house)) == (0, before)
+    assert (status(pipe), held(house)) == (0, before + HEAD)
     say(house, pipe, b"x" * 10 * KIB)
     assert status(pipe) == 404
 
@@ -271,7 +275,8 @@ def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> N
         if chosen.random() < 0.1:
             lane.late = True
         house.settle()
-        assert held(house) == sum(connection.booked for connection in lane.connections.values()) <= MOST
+        booked = [connection.booked + connection.owed for connection in lane.connections.values()]
+        assert held(house) == sum(booked) <= MOST
         for connection in lane.connections.values():
             assert connection.booked == connection.held_bytes
     for pipe in pipes:
@@ -281,6 +286,121 @@ def test_after_whatever_clients_do_nothing_is_held(house: House, seed: int) -> N
     assert not lane.connections
     assert held(house) == 0
     assert len(lane.guests.places) == len(lane.guests) == 0
+
+
+# --- heads ---
+
+
+def test_the_head_of_a_body_that_is_not_whole_is_counted_until_it_is(house: House) -> None:
+    lane = house.gateways[0].lane
+    long = head(24, more=f"X-Long: {'v' * 30_000}\r\n")
+    pipe = connect(house, long, b'{"records"')
+    connection = lane.connections[pipe.fileno()]
+    assert held(house) == len(long) + 10
+    say(house, pipe, b':[{"data":1}]}')
+    assert status(pipe) == 201
+    assert held(house) == len(connection.raw_head) == 0
+
+
+def test_heads_without_room_are_refused(house: House) -> None:
+    long = head(24, more=f"X-Long: {'v' * 30_000}\r\n")
+    crowd = [connect(house, long, b"{") for _ in range(20)]
+    found = [status(pipe) for pipe in crowd]
+    fits = MOST // (len(long) + 1)
+    assert found == [0] * fits + [429] * (20 - fits)
+    assert held(house) == fits * (len(long) + 1)
+    assert status(connect(house, head(24) + b'{"records":[{"data":1}]}')) == 201
+
+
+# --- answers ---
+
+RECORD = 20 * KIB
+
+
+def store(house: House, records: int, size: int = RECORD) -> None:
+    for _ in range(records):
+        whole = body_of(size)
+        assert status(connect(house, head(len(whole)) + whole)) in (200, 201)
+
+
+def diff(**fields: int) -> bytes:
+    body = msgspec.json.encode({"from_seq": 0, **fields})
+    return head(len(body)).replace(b"/t HTTP", b"/t/diff HTTP") + body
+
+
+def answers(pipe: Pipe) -> list[Answer]:
+    found, rest = [], bytes(pipe.took)
+    while rest and (one := parse_answer(rest)) is not None:
+        found.append(one)
+        rest = rest[rest.index(b"\r\n\r\n") + 4 + int(one.headers["content-length"]) :]
+    return found
+
+
+def read_to_the_end(house: House, pipe: Pipe, window: int) -> None:
+    before = -1
+    while before < len(pipe.took):
+        before = len(pipe.took)
+        pipe.window = window
+        house.settle()
+
+
+def test_a_client_that_does_not_read_is_asked_for_no_more(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests wait; all are answered as it reads, and then nothing is held."""
+    monkeypatch.setattr(limits, "UNREAD_BYTES", 80 * KIB)
+    lane = house.gateways[0].lane
+    store(house, 10)
+    pipe = Pipe(window=0)
+    lane.adopt(pipe)  # type: ignore[arg-type]
+    say(house, pipe, diff(max_batch_bytes=60 * KIB) * 12)
+    connection = lane.connections[pipe.fileno()]
+    assert 40 * KIB < connection.owed == connection.unread_bytes < 80 * KIB + 64 * KIB
+    assert connection.exchanges or connection.out
+    assert held(house) == connection.owed + connection.booked
+    assert connection.booked > 0, "the rest of what it has sent"
+    waits = held(house)
+    say(house, pipe, b"")
+    assert held(house) == waits
+    read_to_the_end(house, pipe, 10 * KIB)
+    assert [one.status for one in answers(pipe)] == [200] * 12
+    assert held(house) == connection.owed == connection.unread == connection.booked == 0
+
+
+def test_small_requests_in_a_row_are_all_taken(house: House) -> None:
+    pipe = connect(house)
+    small = b'{"records":[{"data":1}]}'
+    say(house, pipe, (head(len(small)) + small) * 16 + diff(limit=1) * 16)
+    assert [one.status for one in answers(pipe)] == [201] + [200] * 31
+    assert held(house) == 0
+
+
+def test_answers_without_room_are_refused_and_small_ones_are_not(house: House) -> None:
+    """Large batches become small ones first; what does not fit into one of those is 429, and comes when there is
+    room. The connection stays."""
+    store(house, 10)
+    store(house, 1, 150 * KIB)
+    hoarders = []
+    while not house.gateways[0].lane.budget.exhausted:
+        pipe = Pipe(window=0)
+        house.gateways[0].adopt(pipe)
+        hoarders.append(pipe)
+        say(house, pipe, diff(max_batch_bytes=150 * KIB))
+    reader = connect(house)
+    say(house, reader, diff())
+    assert [one.status for one in answers(reader)] == [200]
+    assert 1 <= len(answers(reader)[0].json["records"]) < 10
+    large = connect(house, diff(from_seq=10))
+    assert [one.json["error"]["detail"]["limit"] for one in answers(large)] == ["max_buffered_bytes"]
+    assert not large.shut
+    whole = body_of(60 * KIB)
+    assert status(connect(house, head(len(whole)) + whole)) == 200
+    hoarders[0].reset = True
+    house.settle()
+    for pipe in hoarders:
+        pipe.reset = True
+    house.settle()
+    assert held(house) == 0
+    say(house, large, diff(from_seq=10))
+    assert [one.status for one in answers(large)] == [429, 200]
 
 
 # --- WebSocket ---

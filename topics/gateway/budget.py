@@ -1,4 +1,5 @@
-"""Request bytes in the memory of one gateway: bodies that have not come whole, and requests that wait to be read.
+"""Bytes of clients in the memory of one gateway: heads and bodies that have not come whole, requests that wait to be
+read, heads of open HTTP/2 streams, and answers that wait for their clients.
 
 Each gateway has its share of what all of them may hold, so that their number does not raise the limit of the server.
 
@@ -6,12 +7,17 @@ One sum over all connections of both lanes and all WebSockets. Each holder settl
 held when it settled last, so an account can't drift; a holder that ends settles to nothing. Rules: a holder of no more
 than SMALL_BODY_BYTES may use all of it; the others leave a quarter, so that large bodies can't keep out small requests.
 A request that comes whole with one read is never held, and never refused for this.
+
+Answers are made before they are counted. One is refused when there is no room left, not when it is larger than the
+room: a small share would never let it pass. Only answers that can be asked for again are refused; what else was done
+is said. While room for large ones is short, reads ask for small batches, so readers go on.
 """
 
 from __future__ import annotations
 
 from topics import limits
 from topics.errors import ApiError, throttled_by
+from topics.gateway.exchange import Call
 from topics.gateway.refusals import Refused, uncounted
 from topics.settings import Settings
 
@@ -40,13 +46,33 @@ class Budget:
         """There is no room for another large body."""
         return self.held >= self._large
 
-    def settle(self, before: int, now: int) -> bool:
-        """A holder of `before` bytes holds `now`. False: there is no room, and it is still booked with `before`."""
+    def settle(self, before: int, now: int, *, head: int = 0) -> bool:
+        """A holder of `before` bytes holds `now`; so many of these are a request's head, which makes none large.
+        False: there is no room, and it is still booked with `before`."""
         grown = now - before
-        if grown > 0 and self.held + grown > (self.most if now <= limits.SMALL_BODY_BYTES else self._large):
+        if grown > 0 and self.held + grown > (self.most if now - head <= limits.SMALL_BODY_BYTES else self._large):
             return False
         self.held += grown
         return True
+
+    @property
+    def full(self) -> bool:
+        return self.held >= self.most
+
+    def takes_answer(self, size: int) -> bool:
+        """There is room left for an answer. It is booked with `book`, and may be larger than the room."""
+        return self.held < (self.most if size <= limits.SMALL_BODY_BYTES else self._large)
+
+    def book(self, before: int, now: int) -> None:
+        """The same as `settle`, for what can't be refused."""
+        self.held += now - before
+
+    def spare(self, call: Call) -> None:
+        """Before a call with a large answer is asked."""
+        if self.full:
+            raise self.refusal()
+        if self.exhausted:
+            call.lessen()
 
     def take(self, size: int) -> bool:
         return self.settle(0, size)

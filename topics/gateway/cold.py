@@ -17,13 +17,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+from msgspec import structs
 from quart import Response as QuartResponse
 from quart import request as current
 from quart_trio import QuartTrio
@@ -36,7 +36,7 @@ from topics.gateway.access import AccessLog
 from topics.gateway.budget import Budget
 from topics.gateway.calls import Calls
 from topics.gateway.compression import gunzip, gzip, too_large
-from topics.gateway.exchange import Outcome, Request, Response, error_response
+from topics.gateway.exchange import Call, Outcome, Request, Response, error_response
 from topics.gateway.guard import Guard, too_many_in_flight
 from topics.gateway.h2 import Server, Tunnel
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
@@ -48,12 +48,15 @@ from topics.gateway.outlets import ColdOutlet, SocketOutlet
 from topics.gateway.places import Places
 from topics.gateway.routes import Route, Routes
 from topics.gateway.streams import Stream
+from topics.gateway.unread import Unread
 from topics.gateway.watches import Watches
 from topics.keys import Key
 from topics.settings import Settings
 from topics.shm.usage import Meter, Slots
 
 _LIFE = "topics.life"  # where a request finds its own in its ASGI scope
+_UNREAD = "topics.unread"  # and what waits for its connection, in the state there
+_PUSHED_BYTES = 64 * limits.KIB  # of an answer, given to its stream at once: what that holds is held twice
 _TURN_BYTES = 4 * limits.KIB  # what one connection may bring before others get their turn: frames can be very small
 _HEARD_BYTES = 2 * limits.KIB  # of a WebSocket, at once: of the smallest frames these take some milliseconds
 _COSTLY_NS = 200_000  # so long, and others get their turn
@@ -63,8 +66,11 @@ _DISCARD_S = 30.0  # how long the rest of a body that is too large may take
 class _Life:
     """A request, from its head until its last byte is with the socket or its client is gone."""
 
-    def __init__(self, scope: trio.CancelScope, id: int, budget: Budget) -> None:
+    def __init__(self, scope: trio.CancelScope, id: int, budget: Budget, unread: Unread | None = None) -> None:
         self._budget = budget
+        self.unread = unread or Unread(budget)  # of its connection; a tunnel has its own pace
+        self.again = False  # the client can ask again without harm
+        self._owed = 0  # bytes of its answer
         self.scope = scope
         self.abort = scope.cancel
         self.id = id
@@ -97,19 +103,42 @@ class _Life:
 
     def finish(self, value: Response) -> None:
         self.waits = False
-        self._response = value
-        self._answered.set()
         if self._over:
-            self.end()
+            if value.stream is not None:
+                value.stream.discard()
+            return
+        self._response = self._taken(value)
+        self._answered.set()
 
-    async def wait_answered(self) -> Response:
+    def _taken(self, value: Response) -> Response | None:
+        """None: too much waits for its connection already."""
+        if value.stream is not None:
+            return value  # which has a backlog of its own
+        size = len(value.body)
+        if self.again:
+            if size > limits.SMALL_BODY_BYTES and self.unread.full:
+                return None
+            if not self._budget.takes_answer(size):
+                value = error_response(self._budget.refusal())
+        self._owed = len(value.body) + limits.H2_STREAM_BYTES
+        self.unread.settle(0, self._owed)
+        return value
+
+    async def wait_answered(self) -> Response | None:
+        """None: it is to be asked again."""
         await self._answered.wait()
-        assert self._response is not None
-        return self._response
+        response = self._response
+        if response is None:
+            self._answered = trio.Event()
+        else:
+            self._response = structs.replace(response, body=b"", tail=b"", packed=b"")  # a large one is kept once
+        return response
 
     def end(self) -> None:
         """A stream that did not get to its client, or comes when that is gone, is given back."""
         self._over = True
+        self.unread.settle(self._owed, 0)
+        self._owed = 0
         if self.outlet is not None:
             self.outlet.close()
         elif self._response is not None and self._response.stream is not None:
@@ -243,13 +272,16 @@ class ColdLane:
     ) -> None:
         try:
             stream = _PushedBack(sock, first)
+            state = {**state, _UNREAD: Unread(self._budget)}
             server = Server(
                 app,
                 self._config,
                 context,
-                ConnectionState(state.copy()),
+                ConnectionState(state),
                 stream,
                 serve_tunnel=self._serve_tunnel,
+                budget=self._budget,
+                turn_away=self._turn_away,
                 patience_s=self._settings.body_timeout_ms / 1_000,
                 rate=self._settings.min_body_rate,
             )
@@ -291,14 +323,14 @@ class ColdLane:
                 await self._pack(life, response)
             own = head.valid_request_id([value.encode("latin-1") for value in current.headers.getlist("x-request-id")])
             self._note(life, response, own, current.scope["method"], life.target)
-            response = msgspec.structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
+            response = structs.replace(response, headers=(*response.headers, self._id_header(life, own)))
             self._give_slot(life)  # before the answer is out: whoever has it may ask again
             if response.stream is not None:
                 return self._stream(life, response.stream, response.headers)
             return _to_quart(response, gzipped)
 
         async def live(scope: dict[str, Any], receive: Any, send: Any) -> None:
-            with trio.CancelScope() as cancel_scope, self._life(cancel_scope) as life:
+            with trio.CancelScope() as cancel_scope, self._life(cancel_scope, scope["state"][_UNREAD]) as life:
                 life.target = _target(scope)
                 life.peer = scope.get("client")
                 life.hosts = [value for name, value in scope["headers"] if name == b"host"]
@@ -310,8 +342,8 @@ class ColdLane:
         return live
 
     @contextmanager
-    def _life(self, scope: trio.CancelScope) -> Iterator[_Life]:
-        life = _Life(scope, self._calls.new_id(), self._budget)
+    def _life(self, scope: trio.CancelScope, unread: Unread | None = None) -> Iterator[_Life]:
+        life = _Life(scope, self._calls.new_id(), self._budget, unread)
         self._lives.add(life)
         try:
             yield life
@@ -381,13 +413,25 @@ class ColdLane:
             life.slot = 0
 
     async def _ask(self, life: _Life, outcome: Outcome | LargeAppend) -> Response:
-        life.waits = True
-        if isinstance(outcome, LargeAppend):
-            self._calls.slices.add(outcome)
-        else:
-            self._calls.submit(outcome, life, life.id)
-        self.flush()
-        return await life.wait_answered()
+        asked = False
+        while True:
+            if isinstance(outcome, Call) and outcome.most:
+                await life.unread.wait_room()
+                self._budget.spare(outcome)
+            elif life.again:
+                await life.unread.wait_room()
+            life.waits = True
+            if isinstance(outcome, LargeAppend):
+                self._calls.slices.add(outcome)
+            else:
+                self._calls.submit(outcome, life, life.id)
+            self.flush()
+            if life.again and not asked and isinstance(outcome, Call) and outcome.timeout_ms:
+                life.unread.let_go_on()  # its answer may be long in coming
+            response = await life.wait_answered()
+            if response is not None:
+                return response
+            asked = True
 
     async def _pack(self, life: _Life, response: Response) -> None:
         """Compress a large answer in slices."""
@@ -438,7 +482,7 @@ class ColdLane:
             raise ApiError("uri_too_long", f"the request target has more than {limits.MAX_URI_BYTES} bytes")
         visit = Visit(life.hosts, b",".join(_headers("sec-fetch-site")), b",".join(_headers("origin")))
         route = self._origins.find(self._routes, current.scope["method"], life.target, visit)
-        life.number = route.number
+        life.number, life.again = route.number, route.again
         return route, self._owner(life, current.scope["method"], route, visit, _headers("authorization"))
 
     def _owner(
@@ -483,6 +527,25 @@ class ColdLane:
         if large is not None:
             return LargeAppend(self._handlers, self._calls, life, request, large)
         return route.handler(request)
+
+    def _turn_away(self, given: dict[bytes, bytes]) -> Response | None:
+        """What to answer to a request for which there is no memory. None: it is served all the same."""
+        target, method = given.get(b":path", b"").decode("latin-1"), given[b":method"].decode("latin-1")
+        life = _Life(trio.CancelScope(), self._calls.new_id(), self._budget)
+        try:
+            route = self._routes.find(method, target)
+        except ApiError:
+            pass
+        else:
+            if route.always:
+                return None
+            life.number = route.number
+        self.requests += 1
+        response = error_response(self._budget.refusal())
+        own = head.valid_request_id([given[b"x-request-id"]] if b"x-request-id" in given else [])
+        self._note(life, response, own, method, target)
+        response.headers += (self._id_header(life, own),)
+        return response
 
     # --- streams ---
 
@@ -626,4 +689,12 @@ def _to_quart(response: Response, gzipped: bool) -> QuartResponse:
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     else:
         body = b"".join((response.body, response.tail))
+    if len(body) > _PUSHED_BYTES:
+        headers["Content-Length"] = str(len(body))
+        return QuartResponse(_pushed(body), status=response.status, headers=headers, content_type=content_type)
     return QuartResponse(body, status=response.status, headers=headers, content_type=content_type)
+
+
+async def _pushed(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), _PUSHED_BYTES):
+        yield body[at : at + _PUSHED_BYTES]

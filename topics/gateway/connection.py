@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from topics import limits
 from topics.gateway.chunks import ChunkDecoder
-from topics.gateway.exchange import Response
+from topics.gateway.exchange import Response, error_response
 from topics.gateway.head import Head
 from topics.gateway.large_answer import is_large
 from topics.gateway.plain import PlainAppend
@@ -49,6 +50,9 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
     line: tuple[str, str] | None = None
     key: int | str = 0  # what the access log says of it: the number or the name of the key that it shows
     holds: bool = False  # it may become a stream: what follows it waits
+    again: bool = False  # the client can ask again without harm: without room for the answer it is told to
+    most: int = 0  # bytes that the answer may have, if these are many
+    packing: int = 0  # bytes of the answer that is being compressed
     answer: bytes | None = None
 
     def finish(self, value: Response) -> None:
@@ -59,7 +63,13 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
                 value.stream.discard()
             return
         lane = connection.lane
-        if self.gzipped and is_large(value):
+        if self.packing:
+            self.packing = 0
+        elif self.again and not lane.budget.takes_answer(len(value.body)):
+            value = error_response(lane.budget.refusal())
+        elif self.gzipped and is_large(value):
+            self.packing = len(value.body) + len(value.tail)
+            lane.sender.settle_unread(connection)
             lane.pack(self, value)
             return
         if value.stream is not None:
@@ -78,6 +88,8 @@ class Exchange(msgspec.Struct, gc=False, eq=False):
                 id=self.id,
                 request_id=self.request_id,
             )
+            if len(self.answer) > limits.SMALL_BODY_BYTES:
+                lane.sender.settle_unread(connection)
         if self.holds:
             connection.held = value.stream is not None  # what follows a stream's head is the stream's
         lane.dirty.add(connection)
@@ -123,6 +135,7 @@ class Connection:
         "out_queued",
         "out_sent",
         "out_taken",
+        "owed",
         "owes_continue",
         "paused",
         "progress_ns",
@@ -132,6 +145,7 @@ class Connection:
         "sock",
         "starting",
         "stream",
+        "unread",
         "written",
     )
 
@@ -151,6 +165,8 @@ class Connection:
         self.body_ns = 0  # when the body began to arrive
         self.exchanges: deque[Exchange | PlainAppend] = deque()
         self.asks = 0  # of the exchanges, those that are not plain appends: their answers may be large
+        self.unread = 0  # bytes of answers that wait for the client, and may come for large ones that are asked for ...
+        self.owed = 0  # ... and of those that wait, what the budget knows
         self.out: bytes | memoryview = EMPTY
         self.out_ns = 0  # when the client fell behind with reading ...
         self.out_sent = 0  # ... what the kernel has taken since ...
@@ -182,9 +198,18 @@ class Connection:
     def held_bytes(self) -> int:
         """What has come and was not served, in bytes of memory."""
         held = len(self.buffer) + self.reading
+        if self.head is not None:
+            held += len(self.raw_head)
         if self.large is not None:
             held += len(self.large)
         return held if self.chunks is None else held + len(self.chunks.body)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Answers that the socket has not taken, and those that are being compressed for it."""
+        answers = [exchange.answer for exchange in self.exchanges if exchange.answer is not None]
+        packing = [exchange.packing for exchange in self.exchanges if isinstance(exchange, Exchange)]
+        return len(self.out) + sum(map(len, answers)) + sum(packing)
 
     @property
     def passing(self) -> Head | None:

@@ -52,9 +52,13 @@ class Call(msgspec.Struct, kw_only=True, gc=False, eq=False):
     pieces: list[bytes] | None = None  # of a body that is too large to be joined; others may overtake it
     timeout_ms: int = 0  # beyond the usual one: a long poll's wait
     throttle_us: int = 0  # how long it was kept back
+    most: int = 0  # bytes that its answer may have, if these are many
 
     def render(self, answer: Any, body: bytes | memoryview) -> Any:
         return answer
+
+    def lessen(self) -> None:
+        """Ask for a smaller answer, if there is one."""
 
     @property
     def size(self) -> int:

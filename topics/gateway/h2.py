@@ -11,6 +11,7 @@ Hypercorn keeps the state and takes the turns; these are its internals, so its v
     Connection._handle_events     data for a stream that is gone is dropped; a tunnel that is paused grants no more of
                                   it; priorities, which RFC 9113 gave up, are not kept (too many ended the connection)
     Connection.stream_send        a stream of ours that ends before it is sent is reset, or it stays open over there
+    Connection._close_stream      what its head takes in memory is given back
     Connection._send_data         says when the end of a stream is with the socket
     Connection.handle             nobody goes on waiting for a connection that is gone
     Connection.retire             streams begun so far are answered, those behind them are the client's to send again
@@ -29,7 +30,7 @@ from urllib.parse import quote_from_bytes
 
 import trio
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event, PriorityUpdated, RequestReceived, StreamReset
+from h2.events import DataReceived, Event, PriorityUpdated, RequestReceived, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, Data, EndBody, EndData, Request, Response, StreamClosed
@@ -43,20 +44,29 @@ from priority.priority import TooManyStreamsError
 
 from topics import limits
 from topics.errors import ApiError, invalid
+from topics.gateway.budget import Budget
+from topics.gateway.exchange import Response as Answer
 
 _ASCII = bytes(range(128))
 _EVENTS = b"text/event-stream"
 _LOOK_S = 0.02
 _LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
 
+_FIELD_BYTES = 32  # what a header costs beside its name and value (RFC 9113, 6.5.2)
+
 Serve = Callable[["Tunnel"], Awaitable[None]]
+TurnAway = Callable[[dict[bytes, bytes]], Answer | None]  # of a head: what is said if there is no memory for it
 
 
 class Server(TCPServer):  # type: ignore[misc]
     """One connection; whoever gives us its socket has seen the preface."""
 
-    def __init__(self, *given: Any, serve_tunnel: Serve, patience_s: float, rate: int) -> None:
+    def __init__(
+        self, *given: Any, serve_tunnel: Serve, budget: Budget, turn_away: TurnAway, patience_s: float, rate: int
+    ) -> None:
         super().__init__(*given)
+        self._budget = budget
+        self._turn_away = turn_away
         self._serve_tunnel = serve_tunnel
         self._patience_s = patience_s  # how long a client may take nothing of what waits for it
         self._rate = rate  # what it must take per second after that
@@ -86,7 +96,13 @@ class Server(TCPServer):  # type: ignore[misc]
             async with TaskGroup() as tasks:
                 tasks.spawn(self._watch_reader, tasks)
                 given = (self.app, self.config, self.context, tasks, self.state, False, client, server)
-                self.protocol = Connection(*given, self.protocol_send, serve_tunnel=self._serve_tunnel)
+                self.protocol = Connection(
+                    *given,
+                    self.protocol_send,
+                    serve_tunnel=self._serve_tunnel,
+                    budget=self._budget,
+                    turn_away=self._turn_away,
+                )
                 self._begun = True
                 if self._retiring.is_set():
                     self.protocol.retire()
@@ -97,6 +113,7 @@ class Server(TCPServer):  # type: ignore[misc]
                     await self._read_data()
                 finally:
                     scope.cancel()
+                    self.protocol.holds.let_go()
                     await self.stream.aclose()  # a send is shielded; this ends it
 
     def retire(self) -> None:
@@ -216,9 +233,69 @@ class PacedBuffer(StreamBuffer):  # type: ignore[misc]
         self.over.set()
 
 
+class Holds:
+    """What a connection's heads take in memory: those of open streams, and one that has not come whole. What else a
+    stream costs counts until its request is whole: then something is done for it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._booked = 0
+        self._heads: dict[int, int] = {}  # by stream
+        self._partial: set[int] = set()  # streams whose request is not whole
+        self._unfinished = 0
+
+    def open(self, stream_id: int, headers: list[tuple[bytes, bytes]], *, whole: bool, always: bool) -> bool:
+        """False: there is no room for it. always: it has it all the same."""
+        size = 2 * sum([len(name) + len(value) + _FIELD_BYTES for name, value in headers])
+        if not whole:
+            size += limits.H2_STREAM_BYTES
+        now = self._booked + size
+        if always:
+            self._budget.book(self._booked, now)
+        elif now > limits.H2_OPEN_BYTES or not self._budget.settle(self._booked, now):
+            return False
+        self._heads[stream_id] = size
+        if not whole:
+            self._partial.add(stream_id)
+        self._booked = now
+        return True
+
+    def is_whole(self, stream_id: int) -> None:
+        if stream_id in self._partial:
+            self._partial.discard(stream_id)
+            self._heads[stream_id] -= limits.H2_STREAM_BYTES
+            self._give(limits.H2_STREAM_BYTES)
+
+    def close(self, stream_id: int) -> None:
+        self._partial.discard(stream_id)
+        self._give(self._heads.pop(stream_id, 0))
+
+    def begin(self, size: int) -> bool:
+        """So much of a head has come that is not whole. False: there is no room for it."""
+        now = self._booked - self._unfinished + size
+        if not self._budget.settle(self._booked, now):
+            return False
+        self._booked, self._unfinished = now, size
+        return True
+
+    def _give(self, size: int) -> None:
+        self._budget.give(size)
+        self._booked -= size
+
+    def let_go(self) -> None:
+        """The connection has ended."""
+        self._give(self._booked)
+        self._heads.clear()
+        self._partial.clear()
+        self._unfinished = 0
+
+
 class Connection(H2Protocol):  # type: ignore[misc]
-    def __init__(self, *given: Any, serve_tunnel: Serve) -> None:
+    def __init__(self, *given: Any, serve_tunnel: Serve, budget: Budget, turn_away: TurnAway) -> None:
         super().__init__(*given)
+        self.holds = Holds(budget)
+        self._budget = budget
+        self._turn_away = turn_away
         self._serve_tunnel = serve_tunnel
         self._nuisances = Nuisances(trio.current_time())
         self._newest = 0  # of the streams that were begun
@@ -271,7 +348,11 @@ class Connection(H2Protocol):  # type: ignore[misc]
         await super().handle(event)
         if isinstance(event, RawData) and not self.closed:
             begun = self.connection.incoming_buffer._headers_buffer
-            if sum(len(frame.data) for frame in begun) > limits.MAX_HEAD_BYTES:
+            size = sum([len(frame.data) for frame in begun])
+            if size > limits.MAX_HEAD_BYTES:
+                await self._end()
+            elif not self.holds.begin(size + len(self.connection.incoming_buffer._data)) and begun:
+                self._budget.refusal()
                 await self._end()
         if isinstance(event, Closed):
             for buffer in list(self.stream_buffers.values()):
@@ -285,10 +366,18 @@ class Connection(H2Protocol):  # type: ignore[misc]
         if self._last is not None and stream_id > self._last:
             return  # the goodbye will say that it was not served
         self._newest = stream_id
+        whole = request.stream_ended is not None
+        if not self.holds.open(stream_id, request.headers, whole=whole, always=False):
+            answer = self._turn_away(head)
+            if answer is not None:
+                self._answer_at_once(stream_id, answer, whole=whole)
+                return
+            self.holds.open(stream_id, request.headers, whole=whole, always=True)
         try:
             self.priority.insert_stream(stream_id)
         except TooManyStreamsError:  # it has opened and reset many while it did not read
             self.connection.reset_stream(stream_id, error_code=ErrorCodes.REFUSED_STREAM)
+            self.holds.close(stream_id)
             return
         self.priority.block(stream_id)
         self.stream_buffers[stream_id] = PacedBuffer(self.context.event_class)
@@ -315,11 +404,31 @@ class Connection(H2Protocol):  # type: ignore[misc]
         path = quote_from_bytes(head[b":path"], safe=_ASCII).encode()  # other bytes can't be in it; Hypercorn decodes
         await stream.handle(Request(stream_id, headers, "2", method, path, self.connection_state))
 
+    def _answer_at_once(self, stream_id: int, answer: Answer, *, whole: bool) -> None:
+        """Without a task. The body is left out if the client has no window for it."""
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+        headers = [(b":status", b"%d" % answer.status), (b"content-type", b"application/json"), *headers]
+        try:
+            self.connection.send_headers(stream_id, [*headers, *self.config.response_headers("h2")])
+            if self.connection.local_flow_control_window(stream_id) >= len(answer.body):
+                self.connection.send_data(stream_id, bytes(answer.body))
+            self.connection.end_stream(stream_id)
+            if not whole:
+                self.connection.reset_stream(stream_id, error_code=ErrorCodes.NO_ERROR)
+        except ProtocolError:
+            pass  # the client was quicker
+
+    async def _close_stream(self, stream_id: int) -> None:
+        self.holds.close(stream_id)
+        await super()._close_stream(stream_id)
+
     async def _handle_events(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, DataReceived):
                 await self._take_data(event)
             elif not isinstance(event, PriorityUpdated):
+                if isinstance(event, StreamEnded):
+                    self.holds.is_whole(event.stream_id)
                 await super()._handle_events([event])
                 if isinstance(event, StreamReset):  # perhaps of the last stream; Hypercorn would wait for ever
                     await self.send(Updated(idle=self.idle))
@@ -355,6 +464,8 @@ class Connection(H2Protocol):  # type: ignore[misc]
         if isinstance(event, Response) and event.stream_id in self.stream_buffers:
             kinds = [value for name, value in event.headers if name == b"content-type"]
             tunnel = isinstance(self.streams.get(event.stream_id), Tunnel)
+            if tunnel:
+                self.holds.is_whole(event.stream_id)  # it is answered, and may last for days
             self.stream_buffers[event.stream_id].lasts = not kinds or (not tunnel and kinds[0].startswith(_EVENTS))
         await super().stream_send(event)
 

@@ -107,7 +107,12 @@ class Handlers:
         head = bodies.decode_diff(request.body, request.name, self.settings)
         self._pressure.check(request.shard)
         return _DiffCall(
-            shard=request.shard, op=Op.DIFF, head=head, timeout_ms=head.wait_ms, started_ns=request.started_ns
+            shard=request.shard,
+            op=Op.DIFF,
+            head=head,
+            timeout_ms=head.wait_ms,
+            most=head.max_bytes,
+            started_ns=request.started_ns,
         )
 
     def delete_records(self, request: Request) -> Outcome:
@@ -352,6 +357,12 @@ class _AppendCall(Call, kw_only=True, gc=False, eq=False):
 
 class _DiffCall(Call, kw_only=True, gc=False, eq=False):
     started_ns: int
+
+    def lessen(self) -> None:
+        """To what makes a small answer, with what stands around its records."""
+        max_bytes = min(self.head.max_bytes, limits.SMALL_BODY_BYTES // 2)
+        limit = min(self.head.limit, limits.DEFAULT_LIMIT)
+        self.head = msgspec.structs.replace(self.head, max_bytes=max_bytes, limit=limit)
 
     def render(self, answer: messages.Diffed, body: bytes | memoryview) -> Response:
         spent = elapsed_ms(self.started_ns)

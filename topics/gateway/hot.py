@@ -31,7 +31,7 @@ from topics.gateway.calls import Calls
 from topics.gateway.chunks import ChunkDecoder
 from topics.gateway.compression import gunzip
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
-from topics.gateway.exchange import Request, Response, Wait, error_response
+from topics.gateway.exchange import Call, Request, Response, Wait, error_response
 from topics.gateway.guard import too_many_in_flight
 from topics.gateway.guests import TURNED_AWAY_H2, Guests
 from topics.gateway.handlers import Handlers, shutting_down, went_wrong
@@ -96,6 +96,7 @@ class HotLane:
         self._most = slots.most if slots is not None else 0
         self.answers = Answers(prefix)
         self.answers.tick()
+        self.budget = budget or Budget.of(settings)
         self.sender = Sender(
             epoll=epoll,
             slots=slots,
@@ -103,8 +104,8 @@ class HotLane:
             close=self.close,
             fail=self.fail,
             resume=self._resume,
+            budget=self.budget,
         )
-        self.budget = budget or Budget.of(settings)
         if places is None:
             places = Places.of(settings)
         self.guests = Guests(places, hear=self._hear, close=self.close, count=self._count_refused)
@@ -162,8 +163,10 @@ class HotLane:
         """Account for what it holds now. Without room for more it is refused, and holds nothing."""
         if connection.closed:
             return
+        if connection.head is None:
+            connection.raw_head = EMPTY
         held = connection.held_bytes
-        if not self.budget.settle(connection.booked, held):
+        if not self.budget.settle(connection.booked, held, head=len(connection.raw_head)):
             refusal = self.budget.refusal()
             if connection.held:  # a stream is about to begin: there is no place for an answer behind it
                 self.close(connection)
@@ -258,8 +261,8 @@ class HotLane:
         """It is not ours any more, and holds nothing of ours."""
         del self.connections[connection.fd]
         self.guests.forget(connection)
-        self.budget.give(connection.booked)
-        connection.booked = 0
+        self.budget.give(connection.booked + connection.owed)
+        connection.booked = connection.owed = 0
 
     def fail(self, connection: Connection, error: Exception) -> None:
         """A fault in one connection ends that one alone; a socket's is none of ours."""
@@ -426,7 +429,11 @@ class HotLane:
                 break
             head = connection.head
             if head is None:
-                if len(connection.exchanges) >= limits.MAX_PIPELINED or connection.asks >= limits.MAX_PIPELINED_ASKS:
+                if (
+                    len(connection.exchanges) >= limits.MAX_PIPELINED
+                    or connection.asks >= limits.MAX_PIPELINED_ASKS
+                    or connection.unread >= limits.UNREAD_BYTES
+                ):
                     self.sender.set_interest(connection, connection.interest & ~INPUT)
                     break  # the rest waits in the buffer until answers are out
                 # A client's next head is mostly as long as its last one, and known. Then its end need not be looked
@@ -620,7 +627,12 @@ class HotLane:
                 return
             if head.headers is not None:
                 request.headers = head.headers
+            exchange.again = route.again
             outcome = route.handler(request)
+            if isinstance(outcome, Call) and outcome.most:
+                self.budget.spare(outcome)
+                exchange.most = outcome.most
+                connection.unread += outcome.most
             if route.streams or outcome.__class__ is Wait:  # what follows a scrape waits with it
                 connection.held = exchange.holds = True
                 self.sender.set_interest(connection, connection.interest & ~INPUT)

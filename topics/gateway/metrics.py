@@ -312,7 +312,7 @@ def _processes(rows: list[Words]) -> Iterator[Metric]:
 
 # name, what it says, the word; of gateways
 _OCCUPANCY = (
-    ("topics_gateway_buffered_bytes", "Bytes of requests that it holds.", Word.BUFFERED_BYTES),
+    ("topics_gateway_buffered_bytes", "Bytes of requests and of unread answers that it holds.", Word.BUFFERED_BYTES),
     ("topics_gateway_buffered_bytes_limit", "The most that it may hold.", Word.BUFFERED_BYTES_LIMIT),
     ("topics_gateway_connections", "Open client connections.", Word.CONNECTIONS),
     ("topics_gateway_connections_limit", "The most that have a place.", Word.CONNECTIONS_LIMIT),

@@ -36,6 +36,7 @@ class QueueHandlers:
             op=Op.CLAIM,
             head=head,
             timeout_ms=limits.CLAIM_JITTER_MS_RANGE[1],
+            most=min(head.max * self._settings.max_record_bytes, limits.CLAIM_BYTES),
             started_ns=request.started_ns,
         )
 

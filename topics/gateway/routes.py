@@ -44,6 +44,7 @@ class Route(NamedTuple):
     number: int = 0  # of its row, for counters
     most: int = limits.MAX_BODY_BYTES  # bytes of its body, as sent and as inflated
     large: bool = False  # its body may be so large that it is decoded in slices
+    again: bool = False  # its answer may be large, and asking for it again does no harm
 
 
 class Row(NamedTuple):
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     always: bool = False
     number: int = 0
     large: bool = False
+    again: bool = False
 
 
 _WITH_BODY = ("POST", "PUT")  # what comes with others passes by
@@ -83,21 +85,21 @@ class Routes:
         health = {"GET": Row(handlers.health, probe=True, always=True)}
         ready = {"GET": Row(handlers.ready, probe=True, always=True)}
         self._table: dict[tuple[str, ...], dict[str, Row]] = {
-            ("v0", "topics"): {"GET": Row(handlers.list_topics, _READ)},
+            ("v0", "topics"): {"GET": Row(handlers.list_topics, _READ, again=True)},
             ("v0", "topics", _NAME): {
                 "PUT": Row(handlers.put_topic, _ADMIN),
                 "GET": Row(handlers.get_topic, _READ),
                 "DELETE": Row(routers.drop_topic, _DELETE),
                 "POST": Row(handlers.append, _WRITE, large=True),
             },
-            ("v0", "topics", _NAME, "diff"): {"POST": Row(handlers.diff, _READ)},
+            ("v0", "topics", _NAME, "diff"): {"POST": Row(handlers.diff, _READ, again=True)},
             ("v0", "topics", _NAME, "delete"): {"POST": Row(handlers.delete_records, _DELETE)},
             ("v0", "topics", _NAME, "claim"): {"POST": Row(queues.claim, _READ | _WRITE)},
             ("v0", "topics", _NAME, "ack"): {"POST": Row(queues.ack, _WRITE)},
             ("v0", "topics", _NAME, "nack"): {"POST": Row(queues.nack, _WRITE)},
             ("v0", "topics", _NAME, "extend"): {"POST": Row(queues.extend, _WRITE)},
             ("v0", "topics", _NAME, "work"): {"GET": Row(queues.work, _READ | _WRITE, token=True, streams=True)},
-            ("v0", "routers"): {"GET": Row(routers.list, _READ)},
+            ("v0", "routers"): {"GET": Row(routers.list, _READ, again=True)},
             ("v0", "routers", _NAME): {
                 "PUT": Row(routers.put, _ADMIN),
                 "GET": Row(routers.get, _READ),
@@ -174,6 +176,7 @@ class Routes:
             number=row.number,
             most=self._most if row.large or method not in _WITH_BODY else self._most_control,
             large=row.large,
+            again=row.again,
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from topics import limits
 from topics.gateway.answers import CONTINUE
+from topics.gateway.budget import Budget
 from topics.gateway.connection import EMPTY, INPUT, Connection, Exchange
 from topics.gateway.streams import Stream
 from topics.shm.usage import Meter, Slots
@@ -33,7 +34,9 @@ class Sender:
         close: Callable[[Connection], None],
         fail: Callable[[Connection, Exception], None],
         resume: Callable[[Connection], None],
+        budget: Budget,
     ) -> None:
+        self._budget = budget
         self.dirty: set[Connection] = set()
         self._epoll = epoll
         self._slots = slots
@@ -113,6 +116,8 @@ class Sender:
                 else:
                     connection.falls_behind(time.monotonic_ns())
                 connection.out = memoryview(data)[sent:]
+        if connection.out or connection.unread:
+            self.settle_unread(connection)
         if connection.out or (exchanges and exchanges[0].answer is not None):
             self.set_interest(connection, connection.interest | select.EPOLLOUT)
         elif connection.closing and not exchanges:
@@ -123,6 +128,15 @@ class Sender:
             self.set_interest(connection, self._input)
             if connection.buffer and self._input:
                 self._resume(connection)
+
+    def settle_unread(self, connection: Connection) -> None:
+        """Account for the answers that it has not taken. A crowd of small ones is counted when its socket is full."""
+        waits = connection.unread_bytes
+        self._budget.book(connection.owed, waits)
+        connection.owed = connection.unread = waits
+        for exchange in connection.exchanges:
+            if exchange.answer is None and isinstance(exchange, Exchange) and not exchange.packing:
+                connection.unread += exchange.most
 
     def drop_exchanges(self, connection: Connection) -> None:
         """Nobody waits for their answers; what they hold is given back."""
@@ -140,6 +154,7 @@ class Sender:
         connection.starting = None
         connection.closing = False  # a client that would have closed after its answer waits for this one's end
         connection.out = EMPTY
+        self.settle_unread(connection)
         connection.frames = parts
         connection.written = sum(map(len, parts))
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.STREAM_TIMEOUT_MS)

@@ -205,7 +205,7 @@ TABLE: Final[tuple[WordInfo, ...]] = (
     WordInfo(Word.RECORDS_EXPIRED, "records_expired", _P, "records that outlived their topic's TTL, likewise"),
     WordInfo(Word.ROUTER_LAG, "router_lag", _P, "records of its source that the slowest router has yet to look at"),
     WordInfo(Word.RESIDENT_BYTES, "resident_bytes", _P, "its memory, as it saw it at its last beat"),
-    WordInfo(Word.BUFFERED_BYTES, "buffered_bytes", _P, "bytes of requests that it holds, when it last looked"),
+    WordInfo(Word.BUFFERED_BYTES, "buffered_bytes", _P, "bytes of clients that it holds, when it last looked"),
     WordInfo(Word.BUFFERED_BYTES_LIMIT, "buffered_bytes_limit", _P, "the most that it may hold"),
     WordInfo(Word.CONNECTIONS_LIMIT, "connections_limit", _P, "the most connections that have a place"),
     WordInfo(Word.REFUSED_BUFFERED_BYTES, "refused_buffered_bytes", _P, "requests that there was no memory for"),
