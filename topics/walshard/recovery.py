@@ -588,14 +588,12 @@ class Recovery:
             while topic.holes and topic.holes[0][0] <= topic.earliest_seq:
                 first, last = topic.holes.pop(0)
                 below = max(0, min(last + 1, topic.evict_floor) - first)
-                evicted = topic.evicted_total
-                topic.evicted_total += max(0, last - max(first, topic.evict_floor) + 1)
+                # Some of them a client had deleted before: those are counted already.
+                evicted = max(0, min(last - max(first, topic.evict_floor) + 1, topic.unaccounted))
+                topic.evicted_total += evicted
+                topic.lost_total += evicted
                 topic.cap_seq = max(topic.cap_seq, last)
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
-                # Some of them a client had deleted before: those are counted already.
-                most = head - topic.count - topic.deleted_total - topic.expired_total
-                topic.evicted_total = min(topic.evicted_total, most)
-                topic.lost_total += max(0, topic.evicted_total - evicted)
                 topic.pass_over(max(0, min(below, topic.unaccounted)))
             topic.touched()
 
