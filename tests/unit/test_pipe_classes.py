@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pipeshard import Forwarder, PipeShard, numbers
+from pipeshard import Forwarder, PipeShard, Record, numbers
 
 from topics.storage.config import TopicConfig
 
@@ -109,3 +109,25 @@ def test_what_an_ephemeral_class_kept_of_a_ring_goes_on(shard: PipeShard, saved:
     Forwarder(shard, "s", "d", ring_hops=2).pump()
     assert shard.everything("d") == before
     assert shard.read_raw("d", 2)[0].hops == [1, 1]
+
+
+def test_a_deleted_record_in_what_a_kill_took_counts_once(tmp_path: Path) -> None:
+    """The topic was ephemeral before, and skips to its ceiling behind the records that it has left."""
+    shard = PipeShard(tmp_path)
+    shard.put("t", TopicConfig())
+    shard.append("t", numbers(1, 2))
+    shard.put("t", EPHEMERAL)
+    shard.append("t", [Record(b"3", tag="x"), Record(b"4")])
+    shard.delete("t", before_seq=3)
+    shard.delete("t", tag="x")
+    shard.put("t", TopicConfig())
+    shard.append("t", numbers(5, 1))
+    shard.put("t", EPHEMERAL)
+    assert shard.topic("t").unaccounted == 0
+    shard.checkpoint()
+    shard.restart()
+    topic = shard.topic("t")
+    assert list(shard.seqs("t").values()) == [b"5"]
+    assert topic.holes
+    assert (topic.deleted_total, topic.evicted_total, topic.unaccounted) == (3, 1, 0)
+    shard.crash()

@@ -4,18 +4,21 @@ whatever happens in between."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from model import Record
-from pipeshard import Forwarder, PipeShard
+from pipeshard import Forwarder, PipeShard, numbers, rule
 from test_engine_recovery import OTHER_BOOT, PowerDisk
 
+from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError
-from topics.storage.config import TopicConfig
+from topics.errors import ApiError, DiskFull
+from topics.storage.config import Durability, TopicConfig
 from topics.storage.snapshot import decode_topic, encode_topic
+from topics.walshard.commit import storage_full
 
 SEEN = 3
 
@@ -94,3 +97,237 @@ def test_only_who_lost_something_says_so_in_a_snapshot(shard: PipeShard) -> None
     lost.pipe.tail_lost = False
     assert decode_topic(encode_topic(lost)) == lost
     assert len(encode_topic(lost)) == size - 1
+
+
+# --- when it ends ---
+
+
+def opened_after_a_cut(shard: PipeShard, disk: PowerDisk, folder: Path, *, taken: bool) -> None:
+    shard.crash()
+    disk.cut_power(folder, lambda: not taken)
+    shard.open(disk, boot=OTHER_BOOT)
+
+
+def pair(folder: Path, disk: PowerDisk, durability: Durability = "fsync") -> tuple[PipeShard, Forwarder]:
+    shard = PipeShard(folder, disk=disk)
+    shard.put("s", TopicConfig(durability="fsync", durable=True))
+    shard.put("d", TopicConfig(durability=durability, durable=durability == "fsync"))
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.step()
+    shard.append("s", numbers(1, 3))
+    forwarder.pump()
+    return shard, forwarder
+
+
+def move(shard: PipeShard) -> None:
+    shard.mover.step(quiet=False)
+    shard.mover.wait()
+
+
+def test_more_is_to_be_copied_than_memory_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copies go into segments meanwhile, and it opens before all of them are there."""
+    monkeypatch.setattr(limits, "COPIES_BYTES", 2_000)
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    shard.put("s2", TopicConfig())
+    shard.put("d2", TopicConfig())
+    Forwarder(shard, "s2", "d2").step()
+    for number in range(4, 4 + 2 * limits.SEQ_RESERVE):
+        shard.append("s", [Record(b'"%0100d"' % number)])
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    ceiling = shard.topic("d").ceiling
+    forwarder = Forwarder(shard, "s", "d")
+    for _ in range(4 * limits.SEQ_RESERVE):
+        if not shard.topic("d").rebuilding:
+            break
+        forwarder.step(limit=1)
+        move(shard)
+    assert not shard.topic("d").rebuilding
+    assert shard.topic("d").head_seq == ceiling < shard.topic("s").head_seq
+    assert [int(data.strip(b'"')) for data in shard.data("d")] == list(range(1, ceiling + 1))
+    shard.append("s2", numbers(1, 1))
+    other = Forwarder(shard, "s2", "d2")
+    for _ in range(9):
+        other.step()
+        move(shard)
+    assert shard.data("d2") == [b"1"]
+    shard.crash()
+
+
+class Low:
+    """The disk has less space than the settings ask for."""
+
+    low = True
+
+    def check(self) -> None:
+        raise storage_full()
+
+
+@pytest.mark.parametrize("how", ["low", "no log file", "lost at the source, and no log file"])
+def test_without_space_it_opens_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    shard.append("s", [*numbers(4, 1), Record(b"5", tag="x"), *numbers(6, 1)])
+    opened_after_a_cut(shard, disk, tmp_path, taken=False)
+    expected = [b"1", b"2", b"3", b"4", b"5", b"6"]
+    if how == "low":
+        monkeypatch.setattr(shard.engine, "space", Low())
+    else:
+        shard.engine.wal.room = 0  # all that is left of the file is for deletes, as at a start on a full disk
+        monkeypatch.setattr(shard.engine.wal, "rotate", no_new_file)
+        if how != "no log file":
+            shard.delete("s", tag="x")
+            expected = [b"1", b"2", b"3"]  # what follows is above the ceiling, and waits for space
+    forwarder = Forwarder(shard, "s", "d")
+    for _ in range(9):
+        with suppress(ApiError):  # of what is new
+            forwarder.step()
+    assert shard.data("d") == expected
+    assert shard.delete("d", before_seq=2).deleted == 1
+    with pytest.raises(ApiError) as refused:
+        shard.append("d", numbers(9, 1))
+    assert refused.value.code == "storage_full"
+    shard.crash()
+
+
+def no_new_file(size: int) -> None:
+    raise DiskFull("no space")
+
+
+def deleted_here(shard: PipeShard, forwarder: Forwarder) -> None:
+    shard.append("s", [Record(b"4", tag="x")])
+    forwarder.pump()
+    shard.delete("d", tag="x")
+
+
+def lost_there(shard: PipeShard, forwarder: Forwarder) -> None:
+    shard.forward("s", "d", [], lost=1, to_seq=4, complete=False)
+    shard.append("s", numbers(4, 1))
+
+
+@pytest.mark.parametrize("last", [deleted_here, lost_there])
+def test_a_cut_that_takes_nothing_skips_nothing(tmp_path: Path, last: Callable[[PipeShard, Forwarder], None]) -> None:
+    """Though no row stands for the last seqs, and the rows that are filled again end before."""
+    disk = PowerDisk()
+    shard, forwarder = pair(tmp_path, disk)
+    last(shard, forwarder)
+    shard.sync()
+    trims = shard.topic("d").trims
+    opened_after_a_cut(shard, disk, tmp_path, taken=False)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {1: b"1", 2: b"2", 3: b"3"}
+    assert (shard.topic("d").head_seq, shard.topic("d").trims) == (4, trims)
+    shard.append("s", numbers(5, 1))
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d")[5] == b"5"
+    shard.crash()
+
+
+def test_the_source_has_lost_what_stood_behind_the_last_copy(tmp_path: Path) -> None:
+    """Readers have seen its copies, of two routers: more than the one seq that stands for a lost record."""
+    disk = PowerDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    for name in ("s", "d"):
+        shard.put(name, TopicConfig(durability="fsync", durable=True))
+    rules = [rule(shard, "s", "d"), rule(shard, "s", "d", "r2")]
+    forwarder = Forwarder(shard, "s", "d", rules)
+    forwarder.step()
+    shard.append("s", numbers(1, 1))
+    forwarder.pump()
+    shard.sync()
+    shard.append("s", numbers(2, 1))
+    forwarder.pump()
+    assert shard.seqs("d") == {1: b"1", 2: b"1", 3: b"2", 4: b"2"}
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    assert shard.topic("d").head_seq == 2
+    shard.put("s", TopicConfig(durability="fsync", durable=True, ttl_ms=1_000))
+    shard.wall.pass_ms(2_000)
+    Forwarder(shard, "s", "d", rules).pump()
+    shard.append("s", numbers(3, 1))
+    Forwarder(shard, "s", "d", rules).pump()
+    seqs = [seq for seq, data in shard.seqs("d").items() if data == b"3"]
+    assert len(seqs) == 2
+    assert min(seqs) > 4
+    shard.crash()
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_source_that_lost_more_gives_no_seq_anew(tmp_path: Path, flushed: bool) -> None:
+    """Its head is below what was copied: what readers have seen behind that can't be known from it."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    shard.forward("s", "d", [Record(b"4"), Record(b"5")], to_seq=5)  # as if it was in another shard, and had them then
+    if flushed:
+        shard.flush("d")
+        shard.checkpoint()
+    shard.sync()
+    shard.forward("s", "d", [Record(b"6")], to_seq=6)
+    assert shard.seqs("d")[6] == b"6"
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    shard.append("s", [Record(b'"new"')])
+    forwarder.pump()
+    (seq,) = [seq for seq, data in shard.seqs("d").items() if data == b'"new"']
+    assert seq > 6
+    assert shard.diff("d", 5).tombstone is not None
+    shard.crash()
+
+
+# --- what could keep it ---
+
+
+def test_two_topics_that_become_a_ring_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """The rules of the ring were saved, and the power went before the pipes knew."""
+    disk = PowerDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    for name in ("a", "b"):
+        shard.put(name, TopicConfig(durability="fsync", durable=True))
+    there, back = Forwarder(shard, "a", "b"), Forwarder(shard, "b", "a")
+    shard.append("a", numbers(1, 1))
+    there.pump()
+    back.step()
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    assert shard.topic("a").rebuilding
+    assert shard.topic("b").rebuilding
+    both = [Forwarder(shard, "a", "b", ring_hops=1), Forwarder(shard, "b", "a", ring_hops=1)]
+    for _ in range(9):
+        for forwarder in both:
+            forwarder.step()
+    assert not shard.topic("a").rebuilding
+    assert not shard.topic("b").rebuilding
+    shard.crash()
+
+
+def test_a_kill_after_it_is_only_a_kill(tmp_path: Path) -> None:
+    """The mover's next step writes down that it is over: the source may lose records again."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    move(shard)
+    shard.append("s", [Record(b"4", tag="x"), Record(b"5")])
+    shard.delete("s", tag="x")
+    shard.restart(disk, boot=OTHER_BOOT)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {1: b"1", 2: b"2", 3: b"3", 4: b"5"}
+    shard.crash()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_stop_while_copies_are_made_again_and_a_reboot_are_no_power_cut(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """All that was written is on the platter."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk, durability)
+    shard.append("s", [Record(b"4", tag="x"), Record(b"5")])
+    shard.restart(disk)
+    assert shard.topic("d").rebuilding
+    shard.stop()
+    shard.open(disk, boot=OTHER_BOOT)
+    shard.delete("s", tag="x")
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {1: b"1", 2: b"2", 3: b"3", 4: b"5"}
+    shard.crash()

@@ -868,7 +868,7 @@ def test_a_copy_that_was_deleted_stays_deleted(shard: PipeShard, flushed: bool) 
 def test_a_folder_of_an_older_program_reuses_no_seq(shard: PipeShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """It logged nothing of its copies: what readers have seen above the last segment is not known."""
     monkeypatch.setattr(Pipe, "frame", lambda pipe: PipeFrame(pipe.source_id, pipe.flushed_at))
-    monkeypatch.setattr(Commit, "log_copies", lambda commit, line: None)
+    monkeypatch.setattr(Commit, "log_copies", lambda commit, line, **more: None)
     shard.append("s", numbers(1, 3))
     Forwarder(shard, "s", "d").pump()
     seen = shard.seqs("d")

@@ -104,6 +104,7 @@ class ShardState(msgspec.Struct, array_like=True):
     clean: bool  # written while stopping: nothing came after it ...
     file_no: int  # ... unless there is a WAL file with a higher number than this
     topics: list[msgspec.Raw]  # each a TopicState, encoded: unchanged topics are not encoded again
+    stopped: bool = False  # like `clean`, but some copies are known to the log alone: all of it is on the platter
 
 
 _PIPE = TopicState.__struct_fields__.index("pipe")
@@ -147,7 +148,7 @@ def join_flags(flags: bytearray, more: bytes | bytearray) -> bytearray:
 
 
 def encode_snapshot(state: ShardState) -> bytes:
-    payload = _encode_shard(state)
+    payload = _encode_shard(state if state.stopped else msgspec.structs.astuple(state)[:-1])  # as in encode_topic
     return SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, FORMAT_VERSION, 0, len(payload), xxh3_64_intdigest(payload)) + payload
 
 

@@ -203,11 +203,13 @@ class Commit:
         self, topic: Topic, request: messages.Forward, body: bytes, *, ts: int, memory: CopyMemory, reply_to: ReplyTo
     ) -> int:
         """The same for copies of another topic's records: they get seqs and are published in their turn, but what is
-        logged of them is which seqs they have, here and in the source. Returns the last seq."""
+        logged of them is which seqs they have, here and in the source. Returns the last seq. Those that are made again
+        may use the reserve for it: until they are there, nobody can delete anything from the topic."""
+        reserve = topic.rebuilding
         first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
         if last > topic.ceiling - topic.ceiling_margin:
-            self.make_room(_HEAD_BYTES)
+            self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
@@ -215,7 +217,7 @@ class Commit:
             line = CopiesLine(
                 topic.id, ts, first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
             )
-            self.log_copies(line)
+            self.log_copies(line, reserve=reserve)
             source = Copies(memory, self.wal.current)
             row = Row(first, count, ts, ts, size, source, 0, 0, count)
             source.share(row, body)
@@ -227,10 +229,10 @@ class Commit:
         self._staged.append(Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False))
         return last
 
-    def log_copies(self, line: CopiesLine) -> None:
+    def log_copies(self, line: CopiesLine, *, reserve: bool = False) -> None:
         """Have the next write say which seqs some copies have. One frame has the lines of all destinations."""
         encoded = _encode(line)
-        self.make_room(len(encoded) + _LINES_BYTES)
+        self.make_room(len(encoded) + _LINES_BYTES, reserve=reserve)
         taken = len(encoded) if self._lines else len(encoded) + _LINES_BYTES
         self._lines.append(msgspec.Raw(encoded))
         self._lined.add(line.topic_id)
@@ -254,13 +256,14 @@ class Commit:
         if topic.pending or topic.pending_records:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
+        reserve = topic.rebuilding  # as in stage_copies
         if seq > topic.ceiling - topic.ceiling_margin:
             topic.reserve = None  # none of these is written
         if seq > topic.ceiling - topic.ceiling_margin:
-            self.make_room(_HEAD_BYTES)
+            self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, seq, topic.last_ts)
         if trimmed and not topic.ephemeral:
-            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at))
+            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at), reserve=reserve)
         self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]

@@ -73,7 +73,8 @@ class Pipe:
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet
         self.rebuild: Rebuild | None = None  # rows that a crash left without their bytes
-        self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen
+        self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen ...
+        self.tail_to = 0  # ... none of them above this seq
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
 
     @classmethod
@@ -135,6 +136,14 @@ class Pipe:
             self.sources.pop(self.flushed_to, None)
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
+
+    def lose_tail(self, to: int) -> None:
+        """A power cut may have taken copies up to this seq. The source is read to where the pipe stands, also if the
+        last rows have been deleted: then it is known whether the source ends there."""
+        self.tail_lost = True
+        self.tail_to = to
+        if self.rebuild is not None:
+            self.rebuild.until = max(self.rebuild.until, self.at)
 
     def begin_rebuild(self, rows: Iterable[Row]) -> None:
         """After a crash: these rows of copies have no bytes."""

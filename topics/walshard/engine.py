@@ -341,9 +341,10 @@ class Engine:
 
     def _check_room(self, topic: Topic, records: int, size: int) -> None:
         """Before copies are taken in: they obey the topic's caps and the instance's quota like anything else."""
-        self.space.check()
-        if self.settings.max_total_bytes and not topic.rebuilding:  # those that are made again have their room already
-            self._check_quota(new_topic=False, size=size)
+        if not topic.rebuilding:  # those that are made again have their room already
+            self.space.check()
+            if self.settings.max_total_bytes:
+                self._check_quota(new_topic=False, size=size)
         if topic.config.discard == "reject":
             self._refuse_overflow(topic, records=records, size=size, now=self.clock.now_ms())
 

@@ -163,7 +163,7 @@ class Mover:
         now = self._engine.clock.now_ms()
         oldest = self._engine.wal.older[0] if pressed and self._engine.wal.older else None
         for topic in self._engine.topics.values():
-            if not topic.tail_rows or topic.rebuilding:
+            if not topic.tail_rows or topic.unfilled:
                 continue
             if (
                 topic.tail_records >= settings.segment_max_events
@@ -173,12 +173,12 @@ class Mover:
             ):
                 return topic
         if pressed and self._engine.copies.bytes > limits.COPIES_BYTES // 2:
-            copied = (topic for topic in self._engine.topics.values() if topic.pipe and not topic.rebuilding)
+            copied = (topic for topic in self._engine.topics.values() if topic.pipe and not topic.unfilled)
             return next((topic for topic in copied if topic.has_copies), None)
         if pressed:
             # Nobody is full, so the log is long because of many small tails: free the oldest file first.
             for topic in self._engine.topics.values():
-                if topic.tail_rows and not topic.rebuilding and (oldest is None or _reads_from(topic, oldest)):
+                if topic.tail_rows and not topic.unfilled and (oldest is None or _reads_from(topic, oldest)):
                     return topic
         return None
 
@@ -187,7 +187,7 @@ class Mover:
         longest_ms = _PATIENCE * limits.COPIES_AGE_MS
         for topic in self._engine.topics.values():
             old = topic.pipe is not None and now - topic.tail_since_ms >= longest_ms
-            if old and topic.has_copies and not topic.rebuilding:
+            if old and topic.has_copies and not topic.unfilled:
                 return topic
         return None
 
@@ -197,7 +197,7 @@ class Mover:
         arrived = 0 if self._relocator is None else len(self._relocator.arrived)
         if self._relocator and arrived and (arrived >= _ARRIVED or (quiet and not self._relocator.copying)):
             return True
-        if self._has_moved() or (quiet and (self._leaving or self._flags_are_due())):
+        if self._engine.pipes.unsaved or self._has_moved() or (quiet and (self._leaving or self._flags_are_due())):
             return True
         if wal.written_lsn == self.snapshot_lsn and not dead and not self._flushed:
             return False
@@ -321,7 +321,7 @@ class Mover:
 
     # --- checkpoint ----------------------------------------------------------------------------------
 
-    def checkpoint(self, *, clean: bool = False) -> None:
+    def checkpoint(self, *, clean: bool = False, stopped: bool = False) -> None:
         """Write delete flags, then a snapshot of all topics; then remove what it no longer names."""
         engine = self._engine
         wal = engine.wal
@@ -346,7 +346,8 @@ class Mover:
         engine.totals.dead_segments_gone()
         self._flags_due = False
         flushed, self._flushed = self._flushed, False
-        pipe_flushed, self._pipe_flushed = self._pipe_flushed, False
+        pipe_flushed, self._pipe_flushed = self._pipe_flushed or engine.pipes.unsaved, False
+        engine.pipes.unsaved = False
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered, unused = wal.written_lsn, wal.unused()
@@ -359,6 +360,7 @@ class Mover:
             clean=clean,
             file_no=wal.current.header.file_no,
             topics=[msgspec.Raw(topic.encoded_state()) for topic in engine.topics.values()],
+            stopped=stopped,
         )
         path = os.path.join(self._folder, numbered_name(self._layout, self._snapshot_no, "snap"))
         self._snapshot_no += 1
@@ -450,7 +452,7 @@ class Mover:
     def flush_copies(self) -> None:
         """Routers' copies go into segments, as far as there is space: they are in memory only."""
         for topic in self._engine.topics.values():
-            if topic.has_copies and not topic.rebuilding:
+            if topic.has_copies and not topic.unfilled:
                 self.flush(topic)
                 self.wait()
 
@@ -460,8 +462,9 @@ class Mover:
         first try has given up what it could."""
         for _ in range(2):
             self.flush_copies()
-            unsaved = any([topic.has_copies and not topic.rebuilding for topic in self._engine.topics.values()])
-            self.checkpoint(clean=not unsaved and not self._engine.pipes.rebuilding)
+            unsaved = any([topic.has_copies and not topic.unfilled for topic in self._engine.topics.values()])
+            clean = not unsaved and not self._engine.pipes.rebuilding
+            self.checkpoint(clean=clean, stopped=not clean)
             self.wait()
             if self._written and not unsaved:
                 return

@@ -10,6 +10,10 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
   the rows are there, between the records that clients wrote and without those that clients deleted; their bytes are
   read from the source once more (rebuild.py), and until that is done the topic is not shown to anyone. It takes no
   space on the disk.
+- a power cut may have taken lines of copies that readers have seen, none of them above the ceiling (`tail_lost`). They
+  are copied again like new ones before the topic is shown: up to the ceiling, or as far as the source goes. Nothing
+  else may keep them out: they go around the watch on free space and into the reserve of the log, and the mover writes
+  them down meanwhile.
 - what the source does not have any more reads as a `source_trim` tombstone: copies whose bytes were lost with the
   process, and records that were lost before they were copied, which take as many seqs here.
 - what could not be logged has not happened: the pipe is as before, and the forwarder is told.
@@ -20,7 +24,9 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
     the machine            what was synced of them         the same; of a destination of class fsync the rest is
                                                            copied again in the same order, into the same seqs. If the
                                                            source lost some of it, or the class syncs later than it
-                                                           answers: above the ceiling, which nobody has ever seen
+                                                           answers: above the ceiling, which nobody has ever seen.
+                                                           A snapshot says when that is over: from then on a crash is
+                                                           one of the above
 """
 
 from __future__ import annotations
@@ -68,6 +74,7 @@ class Pipes:
         self._now_ms = now_ms
         self._check_room = check_room
         self._filled = filled
+        self.unsaved = False  # a power cut has been got over, which the next start would not know
         self.rebuilding = {topic.id for topic in topics.values() if topic.rebuilding}
         # Set by the process: flush this topic, write a snapshot, then call back.
         self.settle: Callable[[Topic, Callable[[], None]], None] = lambda topic, then: then()
@@ -122,6 +129,8 @@ class Pipes:
             return None
         pipe.keep_only(request.routers)
         topic.touched()
+        if request.ring and pipe.tail_lost:  # the two would wait for each other
+            self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
         if pipe.ring == request.ring:
             return messages.pack(Op.OPEN_PIPE, correlation, _opened(pipe))
         ring, pipe.ring = pipe.ring, request.ring
@@ -221,14 +230,14 @@ class Pipes:
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""
+        self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=at)
+        self._tail_ends(topic, pipe)
+        self._rebuilt(topic, pipe)
+
+    def _tail_ends(self, topic: Topic, pipe: Pipe) -> None:
         pipe.tail_lost = False
         topic.touched()
-        try:
-            self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=at)
-        except (ApiError, DiskFull, OSError):
-            pipe.tail_lost = True
-            raise
-        self._rebuilt(topic, pipe)
+        self.unsaved = True
 
     def _rebuilt(self, topic: Topic, pipe: Pipe) -> None:
         if not pipe.rebuilding and topic.id in self.rebuilding:
@@ -269,10 +278,10 @@ class Pipes:
             if pipe.rebuild.done:
                 pipe.rebuild = None
                 if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did
-                    self._skip_tail(topic, pipe, trimmed=True, at=pipe.at)
-                elif request.level:  # there is nothing behind them that could have been copied
-                    pipe.tail_lost = False
-                    topic.touched()
+                    self._skip_tail(topic, pipe, trimmed=True, at=request.to_seq)
+                    self._move(topic, pipe, topic.head_seq, request.to_seq, {}, [])
+                elif pipe.tail_lost and request.level and request.to_seq == pipe.at:  # nothing else was copied
+                    self._tail_ends(topic, pipe)
                 self._rebuilt(topic, pipe)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:
@@ -282,8 +291,9 @@ class Pipes:
         if request.count:
             self._check_room(topic, request.count, request.size)
         behind_lost = request.from_seq + request.lost
-        if pipe.tail_lost and not request.complete:
-            self._skip_tail(topic, pipe, trimmed=request.lost > 0, at=behind_lost)
+        lost_more = request.to_seq < request.from_seq  # the source, than this topic
+        if pipe.tail_lost and (lost_more or not request.complete):
+            self._skip_tail(topic, pipe, trimmed=lost_more or request.lost > 0, at=min(behind_lost, request.to_seq))
         elif request.lost:
             lost_to = topic.next_seq - 1 + request.lost
             self._commit.skip_to(topic, lost_to, trimmed=True, at=behind_lost)
@@ -312,8 +322,8 @@ class Pipes:
         if request.hops is not None and request.count:
             topic.remember_hops(last - request.count + 1, request.hops)
         self._move(topic, pipe, last, request.to_seq, request.counts, request.sources)
-        if pipe.tail_lost and request.level:
-            pipe.tail_lost = False
+        if pipe.tail_lost and (request.level or last >= pipe.tail_to):
+            self._tail_ends(topic, pipe)
             self._rebuilt(topic, pipe)
         topic.touched()
 

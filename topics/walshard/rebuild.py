@@ -54,7 +54,7 @@ class Rebuild:
     def __init__(self, at: int, rows: Sequence[Unfilled]) -> None:
         """`at`: the source's seq up to which copies are in segments; rows in seq order."""
         self.at = at
-        self.until = rows[-1].at
+        self.until = rows[-1].at  # further, if somebody has to know what the source holds behind them
         self.sized = False  # every row has all of its copies, so their bytes together are known
         self._rows = deque(rows)
         self._pieces: list[Columns] = []
@@ -62,7 +62,7 @@ class Rebuild:
 
     @property
     def done(self) -> bool:
-        return not self._rows
+        return not self._rows and self.at >= self.until
 
     @property
     def first_seq(self) -> int | None:

@@ -159,7 +159,7 @@ class Recovery:
             state = self._load_snapshot(folder)
             covered = state.lsn if state else 0
             # What the snapshot does not cover is in the file that was written then, or in a later one.
-            sure = 0 if state is None else state.file_no if state.clean else state.file_no - 1
+            sure = 0 if state is None else state.file_no if state.clean or state.stopped else state.file_no - 1
             file_no = state.file_no if state else 0
             last_lsn, same_boot = self._replay(folder, covered, sure, file_no, alone=old_shards == self._shards)
             if state is None and last_lsn == 0:
@@ -588,14 +588,12 @@ class Recovery:
             while topic.holes and topic.holes[0][0] <= topic.earliest_seq:
                 first, last = topic.holes.pop(0)
                 below = max(0, min(last + 1, topic.evict_floor) - first)
-                evicted = topic.evicted_total
-                topic.evicted_total += max(0, last - max(first, topic.evict_floor) + 1)
+                # Some of them a client had deleted before: those are counted already.
+                evicted = max(0, min(last - max(first, topic.evict_floor) + 1, topic.unaccounted))
+                topic.evicted_total += evicted
+                topic.lost_total += evicted
                 topic.cap_seq = max(topic.cap_seq, last)
                 topic.evict_floor = max(topic.evict_floor, topic.cap_seq + 1)
-                # Some of them a client had deleted before: those are counted already.
-                most = head - topic.count - topic.deleted_total - topic.expired_total
-                topic.evicted_total = min(topic.evicted_total, most)
-                topic.lost_total += max(0, topic.evicted_total - evicted)
                 topic.pass_over(max(0, min(below, topic.unaccounted)))
             topic.touched()
 
@@ -615,14 +613,16 @@ class Recovery:
         if pipe.rebuild is not None:
             pipe.rebuild.sized = not guessed and all(row.whole for row in topic.copies())
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
-        if pipe.logged and not same_boot and topic.needs_sync and not pipe.ring and not rejects:
-            pipe.tail_lost = True
-        elif not pipe.logged or not same_boot:
+        power_cut = pipe.tail_lost or not same_boot  # also one that an earlier start has not got over
+        pipe.tail_lost = False
+        if pipe.logged and power_cut and topic.needs_sync and not pipe.ring and not rejects:
+            if topic.ceiling > known:  # or nothing was copied above what is there
+                pipe.lose_tail(topic.ceiling)
+        elif not pipe.logged or power_cut:
             head = max(known, topic.ceiling)
             pipe.skip(head)
-            pipe.tail_lost = False
             self._jumped = True
-            if not same_boot and topic.config.durability == "disk" and head > known:
+            if power_cut and topic.config.durability == "disk" and head > known:
                 self._lost(topic, known + 1, head)
         pipe.logged = True
         passed = _missing(settled + 1, head, [*self._logged.get(topic.id, []), *topic.holes, *topic.trims])

@@ -144,6 +144,11 @@ class Topic:
         return self.pipe is not None and self.pipe.rebuilding
 
     @property
+    def unfilled(self) -> bool:
+        """Some rows of copies have no bytes yet: the tail can't be written down as a whole."""
+        return self.pipe is not None and self.pipe.rebuild is not None
+
+    @property
     def has_copies(self) -> bool:
         """Whether the tail holds rows that are in memory only, on their way to a segment."""
         return next(self.copies(), None) is not None
