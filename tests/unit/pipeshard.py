@@ -186,6 +186,7 @@ class Forwarder:
             counts=copied.counts,
             sources=copied.sources,
             hops=copied.hops,
+            told=copied.told,
         )
         before = self.at
         sent = shard.send(Op.FORWARD, head, copied.body)

@@ -112,3 +112,29 @@ def test_what_is_there_is_not_missed(tmp_path: Path, direct: bool) -> None:
     Forwarder(shard, "s", "d").pump()
     assert seqs_and_tombstones(shard) == before
     shard.crash()
+
+
+def test_where_the_originals_are_is_told_of_each_hop(tmp_path: Path) -> None:
+    """s has what it wrote; d has what it wrote and what is in a segment of it, and has lost the other copies."""
+    folder = tmp_path / "data"
+    shard = PipeShard(folder, boot=_boot_id())
+    for name in "sde":
+        shard.put(name, TopicConfig())
+    first, second = Forwarder(shard, "s", "d"), Forwarder(shard, "d", "e")
+    shard.append("s", numbers(1, 3))
+    first.pump()
+    shard.flush("d")
+    shard.checkpoint()
+    shard.append("s", numbers(4, 2))
+    first.pump()
+    shard.append("d", numbers(6, 1))
+    shard.append("s", numbers(7, 1))
+    first.pump()
+    second.pump()
+    shard.crash()
+    write_manifest(folder, routers=True)
+    told = _repair(str(folder), str(tmp_path / "copy"), False).also_lost
+    assert [line.partition(" are not made again. ")[2] for line in told if "made again. " in line] == [
+        "The originals are in s",
+        "The originals are in d, but for seq 4..5, 7: those were such copies themselves",
+    ]

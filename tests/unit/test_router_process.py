@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from model import EXHAUSTIVE, examples
@@ -15,7 +16,7 @@ from routerplay import Play, run
 
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError
+from topics.errors import ApiError, being_rebuilt
 from topics.storage.config import TopicConfig
 
 Script = Callable[[Play], Awaitable[None]]
@@ -388,5 +389,190 @@ def test_any_order(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[
         assert play.routers == ["a->b", "a->c", "b->d"]
         for router in play.routers:
             assert await play.total(router) == written
+
+    run(tmp_path_factory.mktemp("play"), script)
+
+
+# --- rings that are closed and opened ----------------------------------------------------------------
+
+
+def loaded(play: Play, topic: str) -> list[bytes]:
+    """Have something written to a topic before each round of the shard; returns what was."""
+    written: list[bytes] = []
+    serve = play.serve
+
+    def serve_loaded(most: int | None = None) -> int:
+        if len(written) < 200 and not play.shard.topic(topic).rebuilding:
+            made = numbers(len(written), 1)
+            play.shard.append(topic, made)
+            written.extend(record.data for record in made)
+            play.clock.jump(0.01)
+        return serve(most)
+
+    play.serve = serve_loaded  # type: ignore[method-assign]
+    return written
+
+
+def test_a_ring_that_is_closed_under_load_brings_nothing_back(tmp_path: Path) -> None:
+    async def script(play: Play) -> None:
+        await play.put("s->d", "s", "d")
+        written = loaded(play, "s")
+        await play.turn()
+        row = await play.put("d->s", "d", "s", allow_cycle=True)
+        assert row.created
+        await play.drain()
+        await play.settle()
+        assert len(written) == 200
+        assert play.shard.data("s") == written
+        assert play.shard.data("d") == written
+        play.shard.append("d", numbers(1_000, 1))
+        await play.settle()
+        assert play.shard.data("s") == play.shard.data("d") == [*written, b"1000"]
+
+    on_stage(tmp_path, script)
+
+
+@pytest.mark.parametrize("who", [None, "shard", "router"])
+def test_a_ring_that_is_opened_brings_nothing_back(tmp_path: Path, who: str | None) -> None:
+    """What d wrote itself is in s, and the router that leads on from there has not come to it yet, for d is full. The
+    process may die when the rule is out of the file and nobody else has been told."""
+
+    async def script(play: Play) -> None:
+        full = TopicConfig(cap_records=4, discard="reject")
+        play.shard.put("d", full)
+        for router in ("s->d", "d->s"):
+            await play.put(router, router[0], router[-1], allow_cycle=True)
+        play.shard.append("s", numbers(1, 1))
+        play.shard.append("d", numbers(2, 4))
+        await play.pass_time(2)
+        assert (play.shard.data("s"), play.shard.data("d")) == (ints(1, 5), ints(2, 4))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play.router._drop, messages.DropRouter("d->s"))
+            await play.rest()
+            while play.routers != ["s->d"]:
+                if not await play.turn():
+                    play.clock.jump(0.05)
+            if who is not None:
+                await (play.crash_shard() if who == "shard" else play.crash_router())
+                nursery.cancel_scope.cancel()
+            await play.pass_time(2)
+        play.shard.put("d", TopicConfig())
+        play.shard.append("s", numbers(6, 2))
+        await play.settle()
+        assert play.shard.data("s") == ints(1, 7)
+        assert play.shard.data("d") == [b"2", b"3", b"4", b"5", b"1", b"6", b"7"]
+
+    on_stage(tmp_path, script)
+
+
+def test_a_ring_is_not_closed_while_a_shard_of_it_is_away(tmp_path: Path) -> None:
+    """What it has copied can't be told from what it has not; the others go on as before."""
+
+    async def script(play: Play) -> None:
+        await play.put("s->d", "s", "d")
+        await play.put("d->e", "d", "e")
+        play.shard.append("s", numbers(1, 5))
+        await play.settle()
+        close = play.router._close
+
+        async def away(pipe: messages.PipeRow, *, keep: bool) -> None:
+            if pipe.topic == "e":
+                raise being_rebuilt("e")
+            await close(pipe, keep=keep)
+
+        play.router._close = away  # type: ignore[method-assign]
+        refused = await play.put("e->s", "e", "s", allow_cycle=True)
+        assert isinstance(refused, ApiError)
+        assert refused.code == "shard_unavailable"
+        assert play.routers == ["d->e", "s->d"]
+        play.router._close = close  # type: ignore[method-assign]
+        play.shard.append("s", numbers(6, 1))
+        await play.settle()
+        assert play.shard.data("s") == play.shard.data("d") == play.shard.data("e") == ints(1, 6)
+        assert (await play.put("e->s", "e", "s", allow_cycle=True)).created
+        play.shard.append("e", numbers(7, 1))
+        await play.settle()
+        assert play.shard.data("s") == play.shard.data("d") == play.shard.data("e") == ints(1, 7)
+
+    on_stage(tmp_path, script)
+
+
+TURNS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.tuples(st.just("append"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.tuples(st.sampled_from(["serve", "deliver"]), st.just(""), st.integers(1, 4)),
+        st.tuples(st.just("time"), st.just(""), st.sampled_from([1, 20, 1_000])),
+        st.tuples(st.just("crash"), st.sampled_from(["shard", "router"]), st.just(0)),
+        st.tuples(st.sampled_from(["flush", "checkpoint"]), st.sampled_from("abc"), st.just(0)),
+        st.tuples(
+            st.sampled_from(["put", "put", "drop"]),
+            st.sampled_from(["a->b", "b->c", "c->a", "b->a"]),
+            st.integers(0, 12),
+        ),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.timeout(3_600 if EXHAUSTIVE else 1_200)
+@examples(40)
+@given(turns=TURNS)
+def test_rings_come_and_go(tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[str, str, int]]) -> None:
+    """Whatever is closed, opened and killed, also while something is written: no topic has a record twice."""
+
+    async def script(play: Play) -> None:
+        written = busy = 0
+        serve = play.serve
+
+        def serve_busily(most: int | None = None) -> int:
+            nonlocal written, busy
+            topic = "abc"[busy % 3]
+            if busy and not play.shard.topic(topic).rebuilding:
+                play.shard.append(topic, numbers(written, 1))
+                play.clock.jump(0.01)
+                written, busy = written + 1, busy - 1
+            return serve(most)
+
+        play.serve = serve_busily  # type: ignore[method-assign]
+
+        def look() -> None:
+            for topic in "abc":
+                if not play.shard.topic(topic).rebuilding:
+                    data = play.shard.data(topic)
+                    assert len(data) == len(set(data)), f"{topic}: {data}"
+
+        for topic in "abc":
+            play.shard.put(topic, TopicConfig())
+        for router in ("a->b", "b->c"):
+            await play.put(router, router[0], router[-1])
+        for action, name, size in turns:
+            await play.rest()
+            if action == "append":
+                if not play.shard.topic(name).rebuilding:
+                    play.shard.append(name, numbers(written, size))
+                    written += size
+            elif action == "serve":
+                play.serve(size)
+            elif action == "deliver":
+                await play.deliver(size)
+            elif action == "time":
+                play.clock.jump(size / 1_000)
+            elif action == "flush":
+                play.shard.flush(name)
+            elif action == "checkpoint":
+                play.shard.checkpoint()
+            elif action == "crash":
+                await (play.crash_shard() if name == "shard" else play.crash_router())
+            else:
+                busy = size
+                if action == "put":
+                    await play.put(name, name[0], name[-1], allow_cycle=True)
+                else:
+                    await play.drop(name)
+            look()
+        busy = 0
+        await play.settle()
+        look()
 
     run(tmp_path_factory.mktemp("play"), script)

@@ -15,7 +15,8 @@ from topics.errors import CorruptData, FormatError
 from topics.router.rules import Rules
 from topics.router.store import RuleStore
 from topics.storage.format import FORMAT_VERSION, SNAPSHOT_HEADER
-from topics.storage.routers import ROUTERS_MAGIC, Rule, decode_rules, encode_rules, routers_path
+from topics.storage.manifest import MANIFEST_NAME, Manifest, encode_manifest
+from topics.storage.routers import ROUTERS_MAGIC, Past, Rule, decode_rules, encode_rules, routers_path
 
 NAMES = st.text("abcXYZ019._:->", min_size=1, max_size=12)
 RULES = st.builds(
@@ -32,6 +33,14 @@ RULES = st.builds(
     filter=st.none() | st.tuples(st.just("tag"), st.sampled_from(["Eq", "Glob"]), st.text(max_size=5)).map(list),
     allow_cycle=st.booleans(),
     guarantee=st.sampled_from(["at_least_once", "exactly_once"]),
+    past=st.none()
+    | st.builds(
+        Past,
+        hops=st.none() | st.integers(1, 9),
+        until=st.integers(0, 2**53),
+        passed=st.integers(0, 9),
+        last=st.none() | st.integers(1, 9),
+    ),
 )
 
 
@@ -52,6 +61,25 @@ def test_what_is_encoded_is_decoded(rules: list[Rule]) -> None:
 def test_a_new_folder_has_no_rules(tmp_path: Path) -> None:
     assert len(RuleStore(os.fspath(tmp_path)).load()) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rules_that_went_are_missed(tmp_path: Path) -> None:
+    """The manifest knows that there were some: a process without them would close every pipe."""
+    folder = os.fspath(tmp_path)
+    for routers in (True, False):
+        manifest = Manifest(format=FORMAT_VERSION, layout=1, shards=1, routers=routers)
+        (tmp_path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+        if routers:
+            with pytest.raises(CorruptData, match="routers: the rules of all routers are missing"):
+                RuleStore(folder).load()
+        else:
+            assert len(RuleStore(folder).load()) == 0
+    assert not os.path.exists(routers_path(folder)), "nothing is made in its place"
+
+
+def test_a_rule_without_a_past_is_written_as_before(tmp_path: Path) -> None:
+    payload = encode_rules([a_rule(1), msgspec.structs.replace(a_rule(2), past=Past(2))])[SNAPSHOT_HEADER.size :]
+    assert [len(fields) for fields in msgspec.msgpack.decode(payload)] == [12, 13]
 
 
 def test_saved_and_loaded_again_and_again(tmp_path: Path) -> None:
@@ -141,7 +169,7 @@ def test_what_is_wrong_is_said_in_order() -> None:
 def test_a_rule_of_an_older_version_takes_defaults() -> None:
     """Fields are only ever added at the end."""
     full = msgspec.msgpack.decode(msgspec.msgpack.encode([a_rule()]))
-    assert len(full[0]) == 12
+    assert len(full[0]) == 13
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode([full[0][:7]]), type=list[Rule])
     assert decoded == [a_rule()]
     longer = msgspec.msgpack.decode(msgspec.msgpack.encode([[*full[0], "later"]]), type=list[Rule])

@@ -28,6 +28,7 @@ from topics.errors import CorruptData, FormatError
 from topics.folder import inventory
 from topics.folder.checking import UNREADABLE
 from topics.folder.files import ColdTierAway, Files, Superseded
+from topics.folder.ranges import both
 from topics.folder.shard import Shard
 from topics.folder.shardmending import ShardPlan, mend_shard
 from topics.folder.topic import Topic
@@ -211,9 +212,20 @@ def _copies_lost(files: Files, name: str) -> Iterator[str]:
             first, last = pipe.at + 1, source.head_seq
             text += (
                 f"; copies of {source.name} {f'seq {first}' if first == last else f'seq {first}..{last}'} that were in "
-                f"memory only are not made again. The originals are in {source.name}"
+                f"memory only are not made again. {_originals(source, first, last)}"
             )
         yield text
+
+
+def _originals(source: Topic, first: int, last: int) -> str:
+    """Where what copies were made of is. A source that is a destination itself has lost what it had in memory only."""
+    gone = both(source.unsettled_seqs, [(first, last)])
+    if not gone:
+        return f"The originals are in {source.name}"
+    if gone == [(first, last)]:
+        return f"They were made of such copies in {source.name}, which are lost themselves"
+    seqs = ", ".join(f"{low}" if low == high else f"{low}..{high}" for low, high in gone)
+    return f"The originals are in {source.name}, but for seq {seqs}: those were such copies themselves"
 
 
 def _remove_orphans(files: Files, found: Plan, *, now_ms: int) -> None:

@@ -161,11 +161,15 @@ class Topic:
     def unsettled(self) -> int:
         """Seqs above what segments hold of a router's destination that are in no file: copies that are in memory, or
         that came and went there. What became of them the next snapshot says."""
+        return total(self.unsettled_seqs)
+
+    @property
+    def unsettled_seqs(self) -> list[tuple[int, int]]:
         if self.pipe is None:
-            return 0
+            return []
         settled = max(self.flushed_seq, self.pipe.flushed_to)
         there = [(batch.first, batch.last) for batch in self._since(self._position(settled + 1))]
-        return total(minus([(settled + 1, self.head_seq)], [*there, *self.holes, *self.trims]))
+        return minus([(settled + 1, self.head_seq)], [*there, *self.holes, *self.trims])
 
     @property
     def unlogged(self) -> list[tuple[int, int]]:

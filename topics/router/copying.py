@@ -2,6 +2,9 @@
 
 One router without filter that keeps everything passes the batch on as it is. Otherwise records are looked at one by
 one: the filter, what is kept, and for `exactly_once` the mark in `meta` that tells a copy from any other.
+
+In a ring a record goes on until it has been in every topic once, and so does what stands for a record that a topic
+lost: both carry how many routers they have passed, and what has passed enough is not handed on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from topics.actors.messages import RawPiece
 from topics.storage import columns
 from topics.storage.columns import Columns
 from topics.storage.config import epoch_of
-from topics.storage.routers import Rule
+from topics.storage.routers import Past, Rule
 
 MARK = "_topics_router"
 _decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -29,6 +32,7 @@ class Copied(msgspec.Struct):
     counts: dict[str, int]  # by router
     sources: list[tuple[int, int]]  # the seqs they come from, as runs
     hops: list[int] | None
+    told: list[tuple[int, int]] = []  # of what the source has lost: how many to tell, and what these have passed then
 
 
 def matches(rule: Rule, tag: str | None) -> bool:
@@ -41,29 +45,62 @@ def matches(rule: Rule, tag: str | None) -> bool:
 
 
 def copy(rules: Sequence[Rule], piece: RawPiece, body: bytes, *, ring_hops: int | None) -> Copied:
+    past = rules[0].past
+    told = _told(piece, ring_hops, past) if piece.lost else []
     if not piece.count:
-        return Copied(b"", 0, 0, {}, [], None)
+        return Copied(b"", 0, 0, {}, [], None, told)
     source = Columns(body, count=piece.count, ts=0)
     first = piece.seqs[0][0]
-    if len(rules) == 1 and ring_hops is None and rules[0].since < first and _keeps_all(rules[0], source):
-        return Copied(body, piece.count, source.size, {rules[0].router: piece.count}, piece.seqs, None)
+    counted = ring_hops is not None or (past is not None and (piece.hops is not None or first <= past.until))
+    if len(rules) == 1 and not counted and rules[0].since < first and _keeps_all(rules[0], source):
+        return Copied(body, piece.count, source.size, {rules[0].router: piece.count}, piece.seqs, None, told)
     seqs = list(chain.from_iterable(range(start, start + count) for start, count in piece.seqs))
     passed = piece.hops or [0] * piece.count
     tags = source.tags()
     chosen: list[tuple[int, Rule]] = []
+    hops: list[int] = []
     for index, (seq, tag) in enumerate(zip(seqs, tags, strict=True)):
-        if ring_hops is not None and passed[index] >= ring_hops:
+        then = _passed_then(passed[index], seq, ring_hops, past) if counted else 0
+        if then is None:
             continue
-        chosen.extend((index, rule) for rule in rules if seq > rule.since and matches(rule, tag))
+        found = [(index, rule) for rule in rules if seq > rule.since and matches(rule, tag)]
+        chosen += found
+        hops += [then] * len(found)
     if not chosen:
-        return Copied(b"", 0, 0, {}, [], None)
-    hops = [passed[index] + 1 for index, _ in chosen] if ring_hops is not None else None
+        return Copied(b"", 0, 0, {}, [], None, told)
+    passed_then = hops if any(hops) else None
     counts: dict[str, int] = {}
     for _, rule in chosen:
         counts[rule.router] = counts.get(rule.router, 0) + 1
     picked = _rendered(source, chosen, seqs, tags)
     size = Columns(picked, count=len(chosen), ts=0).size
-    return Copied(picked, len(chosen), size, counts, _runs([seqs[index] for index, _ in chosen]), hops)
+    return Copied(picked, len(chosen), size, counts, _runs([seqs[index] for index, _ in chosen]), passed_then, told)
+
+
+def _passed_then(passed: int, seq: int, ring_hops: int | None, past: Past | None) -> int | None:
+    """How many routers what stands at this seq of the source has passed behind this one; None: it goes no further."""
+    before = past is not None and seq <= past.until
+    limit = ring_hops
+    if past is not None and (before or ring_hops is None):
+        limit = past.hops if before else past.last
+    if limit is not None and passed >= limit:
+        return None
+    if past is not None and before:
+        passed = max(passed, past.passed)
+    elif limit is None:
+        return 0  # it leads out of a ring, or there is none
+    return passed + 1 if passed or ring_hops is not None else 0
+
+
+def _told(piece: RawPiece, ring_hops: int | None, past: Past | None) -> list[tuple[int, int]]:
+    by_passed = dict(piece.lost_hops or {})
+    by_passed[0] = piece.lost - sum(by_passed.values())
+    told = []
+    for passed, count in sorted(by_passed.items()):
+        then = _passed_then(passed, piece.to_seq, ring_hops, past)
+        if count and then is not None:
+            told.append((count, then))
+    return told
 
 
 def _runs(seqs: list[int]) -> list[tuple[int, int]]:

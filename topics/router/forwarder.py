@@ -43,7 +43,7 @@ class Forwarder:
     ) -> None:
         self._asks = asks
         self._source = source
-        self._rules = rules
+        self.rules = rules
         self.ring_hops = ring_hops
         self.dest_shard = dest_shard
         self.dest = rules[0].dest
@@ -109,8 +109,8 @@ class Forwarder:
         await self.ended.wait()
 
     async def _open(self) -> None:
-        at = min(rule.since for rule in self._rules)
-        routers = [rule.router for rule in self._rules]
+        at = min(rule.since for rule in self.rules)
+        routers = [rule.router for rule in self.rules]
         ring = self.ring_hops is not None
         head = messages.OpenPipe(self.dest, self.dest_id, self._source.topic_id, at, routers, ring)
         opened = await self._ask_dest(Op.OPEN_PIPE, head)
@@ -136,7 +136,7 @@ class Forwarder:
             if is_gone(error):
                 raise TopicGone(source.topic) from None
             raise
-        copied = copy(self._rules, piece, body, ring_hops=self.ring_hops)
+        copied = copy(self.rules, piece, body, ring_hops=self.ring_hops)
         head = messages.Forward(
             topic=self.dest,
             topic_id=self.dest_id,
@@ -151,6 +151,7 @@ class Forwarder:
             counts=copied.counts,
             sources=copied.sources,
             hops=copied.hops,
+            told=copied.told,
         )
         try:
             answer = await self._ask_dest(Op.FORWARD, head, copied.body)

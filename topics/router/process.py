@@ -3,6 +3,10 @@
 Rules change one at a time, and only after everything copied under the old ones is in segments at the destination: what
 a crash makes copy again is then made by the same rules. A rule counts from the moment it is in the file.
 
+A ring is closed while none of its pairs copies, and after all that they have copied is in segments; if a shard of it is
+away, it is not closed. It may be opened at any time: how far its records go is in the rules that stay (Past), and what
+their forwarders do is the same before and after.
+
     crash between                       at the next start
     topics made, rule not in the file   a pipe without a rule is closed; the topics stay
     rule in the file, pipe not open     the forwarder opens it
@@ -16,7 +20,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -45,6 +50,7 @@ _OPENING_S = 1.0
 _RETIRE_S = 5.0  # for commands that are under way when a reload replaces this process
 _LOOK_NS = 10_000_000
 _NICE = 10  # forwarding is off the acknowledgement's path: whoever is on it goes first where processors are few
+_NO_HEADS: Mapping[str, int] = MappingProxyType({})
 _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
 
@@ -300,10 +306,14 @@ class Router:
         await self._asks.ask(owner_of_name(pipe.topic, self._shards), Op.CLOSE_PIPE, head)
 
     async def _update_rings(self) -> None:
-        """A router that came or went may have closed or opened a ring: the others in it must know."""
+        """A router that came or went may have closed or opened a ring: the others in it, or behind it, go on by what
+        their rules say now. Nothing has to be settled for that, and a shard of the ring may be away."""
         for (source, dest), forwarder in list(self._forwarders.items()):
-            if self._rules.ring_hops(source, dest) != forwarder.ring_hops:
-                await self._end(source, dest, forced=True)
+            rules = self._rules.between(source, dest)
+            now = self._rules.ring_hops(source, dest), [rule.past for rule in rules]
+            if rules and now != (forwarder.ring_hops, [rule.past for rule in forwarder.rules]):
+                await forwarder.stop()
+                self._ended_records += forwarder.records
                 self._begin(source, dest)
 
     async def _topic_gone(self, topic: str, forwarder: Forwarder) -> None:
@@ -388,6 +398,7 @@ class Router:
         if await self._position(dest) is None and not request.create_dest:
             raise topic_not_found(dest)
         found = await self._ensure_both(source, dest)
+        same = self._rules.between(source, dest)
         rule = Rule(
             router=request.router,
             source=source,
@@ -396,15 +407,24 @@ class Router:
             dest_id=found[1].topic_id,
             since=found[0].head_seq,
             created_ms=time.time_ns() // 1_000_000,
+            past=same[0].past if same else None,
             **{option: getattr(request, option) for option in _OPTIONS},
         )
-        await self._end(source, dest)
+        ring = self._rules.closed_by(source, dest)
+        ended: list[tuple[str, str]] = []
         try:
-            self._save([rule], gone=[])
+            for pair in [(source, dest), *ring]:
+                await self._end(*pair)
+                ended.append(pair)
+            heads = {topic: await self._head(topic) for topic in {topic for pair in ring for topic in pair}}
+            if ring:
+                rule = msgspec.structs.replace(rule, since=heads[source])
+            self._save([rule], gone=[], heads=heads)
+            await self._update_rings()
         finally:
-            if self._rules.between(source, dest):
-                self._begin(source, dest)
-        await self._update_rings()
+            for pair in ended:
+                if self._rules.between(*pair):
+                    self._begin(*pair)
         return self._row(rule, created=True)
 
     async def _get(self, request: messages.GetRouter) -> messages.RouterRow:
@@ -469,13 +489,14 @@ class Router:
         await self._update_rings()
         return sorted(rule.router for rule in rules)
 
-    def _save(self, put: list[Rule], *, gone: list[Rule]) -> None:
-        """Change the rules, here and on disk; or neither."""
+    def _save(self, put: list[Rule], *, gone: list[Rule], heads: Mapping[str, int] = _NO_HEADS) -> None:
+        """Change the rules, here and on disk; or neither. heads: of the sources in a ring that is closed by it."""
         changed = Rules(self._rules)
         for rule in put:
             changed.put(rule)
         for rule in gone:
             changed.remove(rule.router)
+        changed.turn(self._rules, heads=heads)
         try:
             self._store.save(changed)
         except OSError as error:
@@ -505,6 +526,10 @@ class Router:
         found, _ = await self._asks.ask(owner_of_name(topic, self._shards), Op.POSITIONS, head)
         position: messages.Position | None = found.found[0]
         return position
+
+    async def _head(self, topic: str) -> int:
+        position = await self._position(topic)
+        return 0 if position is None else position.head_seq
 
     async def _ensure_both(self, source: str, dest: str) -> tuple[messages.Position, messages.Position]:
         existed = await self._position(source) is not None

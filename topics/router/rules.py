@@ -3,15 +3,22 @@
 Every destination has one source, so walking against the arrows is never ambiguous: from a topic there is at most one
 way back, and a cycle is a simple ring. A record that is written into a ring goes round it until it has been in every
 topic once; `ring_hops` is how many routers that are.
+
+When a ring is closed or opened, some records are on their way. `turn` notes in the rules what counts for them, so that
+the file that changes the ring holds that, too: what was written before a ring was closed does not pass the router that
+closed it, and what had been round before a ring was opened goes nowhere a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+import msgspec
 
 from topics.errors import ApiError
 from topics.keys import seen
-from topics.storage.routers import Rule
+from topics.storage.routers import Past, Rule
 
 
 class Rules:
@@ -93,6 +100,33 @@ class Rules:
         """In a ring: how many routers a record may pass before it comes back to where it was written. None: no ring."""
         cycle = self.cycle(source, dest)
         return None if cycle is None else len(cycle) - 2
+
+    def closed_by(self, source: str, dest: str) -> list[tuple[str, str]]:
+        """The pairs that an arrow from source to dest would join to a ring, in the order that records pass them."""
+        cycle = None if self.between(source, dest) else self.cycle(source, dest)
+        return [] if cycle is None else list(pairwise(cycle[1:]))
+
+    def turn(self, before: Rules, *, heads: Mapping[str, int]) -> None:
+        """Note what has become of rings since `before`. heads: of the sources in a ring that is closed, when none of
+        its pairs copied."""
+        for rule in list(self):
+            if not before.between(rule.source, rule.dest):
+                closed = before.closed_by(rule.source, rule.dest)
+                distances = {pair: distance for distance, pair in enumerate(closed)}
+                ring = {topic for pair in closed for topic in pair}
+                for other in list(before):
+                    distance = distances.get((other.source, other.dest))
+                    last = None if other.past is None else other.past.last
+                    # One that leads out holds back what has passed more routers than anything will in this ring.
+                    out = last is not None and last <= len(closed) and other.source in ring
+                    if distance is not None or out:
+                        past = Past(last, heads[other.source], distance or 0)
+                        self.put(msgspec.structs.replace(other, past=past))
+            elif self.ring_hops(rule.source, rule.dest) is None:
+                hops = before.ring_hops(rule.source, rule.dest)
+                if hops is not None:
+                    past = msgspec.structs.replace(rule.past or Past(), last=hops)
+                    self.put(msgspec.structs.replace(rule, past=past))
 
 
 def _life_of(topic: str, rule: Rule) -> int:

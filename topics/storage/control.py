@@ -43,7 +43,8 @@ class CopiesLine(msgspec.Struct, array_like=True, frozen=True):
     size: int = 0  # what the copies count for in the topic's `bytes`
     sources: list[tuple[int, int]] = []  # the source's seqs, as (first, count) runs
     counts: dict[str, int] = {}  # copies by router
-    hops: list[int] | None = None  # of copies in a ring: how many routers each has passed
+    hops: list[int] | None = None  # of copies in a ring: how many routers each has passed. Without copies: as many of
+    # the seqs, then how many routers these have passed, and so on
 
 
 class HeadFrame(msgspec.Struct, array_like=True, frozen=True):

@@ -20,6 +20,15 @@ ROUTERS_MAGIC = b"TOPICRTR"
 Guarantee = Literal["at_least_once", "exactly_once"]
 
 
+class Past(msgspec.Struct, array_like=True, frozen=True):
+    """Rings were closed or opened around this router: how far the records go that were on their way then."""
+
+    hops: int | None = None  # the source's seqs up to `until`: how many routers they may have passed; None: any number
+    until: int = 0  # the source's head when a ring was closed
+    passed: int = 0  # these seqs count as having passed so many
+    last: int | None = None  # what lies behind them, if there is no ring now: the same of the ring that was opened
+
+
 class Rule(msgspec.Struct, array_like=True, frozen=True):
     """One router. Fields may only be added at the end."""
 
@@ -35,6 +44,7 @@ class Rule(msgspec.Struct, array_like=True, frozen=True):
     filter: list[str] | None = None  # ["tag", "Eq", "X"] or ["tag", "Glob", "X*"]
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
+    past: Past | None = None  # left out of the file where there is none
 
 
 _decode = msgspec.msgpack.Decoder(list[Rule]).decode
@@ -53,7 +63,7 @@ def missing_rules(path: str) -> CorruptData:
 
 
 def encode_rules(rules: list[Rule]) -> bytes:
-    payload = msgspec.msgpack.encode(rules)
+    payload = msgspec.msgpack.encode([rule if rule.past else msgspec.structs.astuple(rule)[:-1] for rule in rules])
     return SNAPSHOT_HEADER.pack(ROUTERS_MAGIC, FORMAT_VERSION, 0, len(payload), xxh3_64_intdigest(payload)) + payload
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -247,9 +248,9 @@ class Commit:
             self._lined.clear()
             self.wal.stage(FrameType.HEAD, topic_id=self.wal.shard, ts=0, body=body)
 
-    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int) -> None:
+    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
         """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
-        seq `at`."""
+        seq `at`. hops: as many of them, each after the other, have passed so many routers of a ring."""
         first = topic.next_seq
         if seq < first:
             return
@@ -263,12 +264,14 @@ class Commit:
             self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, seq, topic.last_ts)
         if trimmed and not topic.ephemeral:
-            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at), reserve=reserve)
+            passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
+            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at, hops=passed), reserve=reserve)
         self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
             topic.pass_over(count_seqs(topic.trims) - count_seqs(kept))
             topic.trims = merge_ranges([*kept, (first, seq)])
+            topic.remember_lost_hops(first, hops)
         topic.head_seq = seq
         # Copies that went with the process, and that a client or a cap had taken before, are counted already.
         topic.pass_over(min(topic.unaccounted, 0 if trimmed else seq - first + 1))

@@ -16,6 +16,10 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
   them down meanwhile.
 - what the source does not have any more reads as a `source_trim` tombstone: copies whose bytes were lost with the
   process, and records that were lost before they were copied, which take as many seqs here.
+- in a ring, what stands for a lost record goes as far as the record would have gone, and carries how many routers it
+  has passed: a loss is told once in each topic that the record never reached, never where it was lost or written.
+- whoever reads a source that is being filled gets all that lies before the first row without bytes, and passes what is
+  not live there: a row waits only for what its source held before the row was copied, so no two wait for each other.
 - what could not be logged has not happened: the pipe is as before, and the forwarder is told.
 
     crash                  what is left                    what happens
@@ -139,8 +143,6 @@ class Pipes:
         except (ApiError, DiskFull, OSError):
             pipe.ring = ring
             raise
-        if not pipe.ring:
-            topic.hops.clear()
         return None
 
     def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
@@ -292,11 +294,12 @@ class Pipes:
             self._check_room(topic, request.count, request.size)
         behind_lost = request.from_seq + request.lost
         lost_more = request.to_seq < request.from_seq  # the source, than this topic
+        told = [(request.lost, 0)] if request.told is None else request.told
+        lost = sum(count for count, _ in told)
         if pipe.tail_lost and (lost_more or not request.complete):
-            self._skip_tail(topic, pipe, trimmed=lost_more or request.lost > 0, at=min(behind_lost, request.to_seq))
-        elif request.lost:
-            lost_to = topic.next_seq - 1 + request.lost
-            self._commit.skip_to(topic, lost_to, trimmed=True, at=behind_lost)
+            self._skip_tail(topic, pipe, trimmed=lost_more or lost > 0, at=min(behind_lost, request.to_seq))
+        elif lost:
+            self._commit.skip_to(topic, topic.next_seq - 1 + lost, trimmed=True, at=behind_lost, hops=told)
         if request.lost:  # told, whatever becomes of the copies
             self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
@@ -387,10 +390,13 @@ def read_raw(
     if request.ring:
         topic.hops_read = from_seq
     lost = 0
+    lost_hops: dict[int, int] = {}
     if from_seq > topic.head_seq:
         from_seq = topic.head_seq  # it lost its tail: what comes now is new
     elif (gap := reads.find_gap(topic, from_seq))[0] is not None:
-        lost, from_seq = _lost_to(topic, from_seq), gap[1]
+        lost = _lost_to(topic, from_seq)
+        lost_hops = _hops_lost(topic, from_seq + 1, from_seq + lost)
+        from_seq = gap[1]
     stop = reads.next_hole(topic, from_seq)
     if before is not None:
         stop = max(from_seq + 1, min(stop, before))
@@ -406,10 +412,11 @@ def read_raw(
             continue
         if taken and (taken + row.count > request.limit or size + row.size > request.max_bytes):
             break
-        if before is not None and row.first >= before:
-            break  # the cursor may stand within it
-        if row.first >= stop:
-            at = stop - 1
+        if row.first >= stop or (before is not None and row.first >= before):
+            # What is not live before it is passed, as at the end: whoever reads may be what this row waits for. The
+            # cursor may stand within an unfilled row.
+            complete = complete and at >= stop - 1
+            at = max(at, stop - 1)
             break
         if cache.away(row):
             if taken or lost:
@@ -441,7 +448,7 @@ def read_raw(
         at = stop - 1
     hops = _hops_of(topic, seqs) if topic.hops else None
     body = _joined(batches)
-    piece = messages.RawPiece(at, topic.head_seq, taken, seqs, lost, complete, hops)
+    piece = messages.RawPiece(at, topic.head_seq, taken, seqs, lost, complete, hops, lost_hops)
     return piece, body
 
 
@@ -472,6 +479,16 @@ def _runs(first: int, indexes: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((seq, 1))
     return runs
+
+
+def _hops_lost(topic: Topic, first: int, last: int) -> dict[int, int]:
+    """How many of these seqs have passed how many routers."""
+    found: dict[int, int] = {}
+    for low, high, passed in topic.hops[bisect_left(topic.hops, first, key=_LAST) :]:
+        if low > last:
+            break
+        found[passed] = found.get(passed, 0) + min(high, last) - max(low, first) + 1
+    return found
 
 
 def _hops_of(topic: Topic, seqs: list[tuple[int, int]]) -> list[int] | None:

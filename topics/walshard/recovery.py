@@ -482,6 +482,8 @@ class Recovery:
         if not copies.count:
             if fresh:
                 topic.trims = merge_ranges([*topic.trims, (copies.first_seq, copies.last_seq)])
+            if copies.hops is not None and copies.first_seq > self._snapshot_heads.get(topic.id, 0):
+                topic.remember_lost_hops(copies.first_seq, zip(copies.hops[::2], copies.hops[1::2], strict=True))
             return
         if copies.hops is not None and copies.first_seq > self._snapshot_heads.get(topic.id, 0):
             topic.remember_hops(copies.first_seq, copies.hops)

@@ -259,6 +259,18 @@ class Topic:
                 ranges[-1] = (ranges[-1][0], seq, passed)
             else:
                 ranges.append((seq, seq, passed))
+        self._forget_hops()
+
+    def remember_lost_hops(self, first: int, hops: Iterable[tuple[int, int]]) -> None:
+        """The same of seqs that stand for lost records: how many, and what these have passed."""
+        for count, passed in hops:
+            if passed:
+                self.hops.append((first, first + count - 1, passed))
+            first += count
+        self._forget_hops()
+
+    def _forget_hops(self) -> None:
+        ranges = self.hops
         if len(ranges) > 2 * _HOP_RANGES:
             # The oldest go, but never what the next in the ring has not read yet.
             read = bisect_right(ranges, self.hops_read, key=_LAST)

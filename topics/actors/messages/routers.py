@@ -39,6 +39,7 @@ class RawPiece(Message, frozen=True):
     lost: int  # seqs behind the cursor whose records caps or TTL took
     complete: bool  # no seq in between was ever removed
     hops: list[int] | None  # how many routers of a ring each has passed, if any has
+    lost_hops: dict[int, int] | None = None  # of `lost`: how many seqs had passed so many routers of a ring
 
 
 class OpenPipe(Message, frozen=True):
@@ -66,12 +67,13 @@ class Forward(Message, frozen=True):
     to_seq: int
     count: int
     size: int
-    lost: int
+    lost: int  # seqs behind from_seq that the source has lost
     complete: bool
     level: bool  # it ends at the source's head
     counts: dict[str, int]  # copies by router
     sources: list[tuple[int, int]]  # where each record comes from, as (first seq, count) runs
     hops: list[int] | None
+    told: list[tuple[int, int]] | None = None  # of `lost`: as many seqs that have passed so many routers; None: all, 0
 
 
 class Forwarded(Message, frozen=True):
