@@ -122,6 +122,30 @@ def test_a_full_disk_stops_no_move(tmp_path: Path) -> None:
     assert shard.open_pipe("s", "d").at == 2
 
 
+def test_moves_make_no_ring_wait_for_itself(shard: PipeShard) -> None:
+    """Each has moved over its own copies in the other, which are to be filled first."""
+
+    def ring() -> list[Forwarder]:
+        return [Forwarder(shard, *pair, ring_hops=1) for pair in (("s", "d"), ("d", "s"))]
+
+    forwarders = ring()
+    for number in range(3):
+        for name in ("s", "d"):
+            shard.append(name, numbers(10 * number + (name == "d"), 1))
+            for _ in range(2):
+                for forwarder in forwarders:
+                    forwarder.step()
+    before = shard.seqs("s"), shard.seqs("d")
+    assert [len(each) for each in before] == [6, 6]
+    shard.restart()
+    forwarders = ring()
+    for _ in range(50):
+        for forwarder in forwarders:
+            forwarder.step()
+    assert not shard.engine.pipes.rebuilding
+    assert (shard.seqs("s"), shard.seqs("d")) == before
+
+
 def test_it_is_saved_once_a_minute(shard: PipeShard) -> None:
     forwarder = rarely(shard)
     forwarder.pump()

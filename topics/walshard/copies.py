@@ -80,6 +80,7 @@ class Pipe:
         self.rebuild: Rebuild | None = None  # rows that a crash left without their bytes
         self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
+        self._read_to: dict[int, int] = {}  # likewise: the source's seq up to which it had been read for them
         self.sizes: dict[int, array[int]] = {}  # likewise, of rows without bytes: what each copy counts for, as logged
 
     @classmethod
@@ -116,6 +117,7 @@ class Pipe:
         self.at = at
         if sources:
             self.sources[last_seq] = sources
+            self._read_to[last_seq] = at
         for router, count in counts.items():
             self.forwarded[router] = self.forwarded.get(router, 0) + count
         if counts or last_seq != self.last_seq:
@@ -152,19 +154,21 @@ class Pipe:
             self.flushed_to, self.flushed_at, counts = marks.popleft()
             self.sources.pop(self.flushed_to, None)
             self.sizes.pop(self.flushed_to, None)
+            self._read_to.pop(self.flushed_to, None)
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
 
     def begin_rebuild(self, rows: Iterable[Row]) -> None:
-        """After a crash: these rows of copies have no bytes."""
-        at = {last_seq: at for last_seq, at, _ in self.marks}
-        unfilled = [Unfilled(row, self.copy_ids(row), at[row.last]) for row in rows]
+        """After a crash: these rows of copies have no bytes. Each needs the source up to where it was read for them,
+        not to where the pipe has moved since: in a ring that may lie behind what the source itself has to fill."""
+        unfilled = [Unfilled(row, self.copy_ids(row), self._read_to[row.last]) for row in rows]
         if unfilled:
             self.rebuild = Rebuild(self.flushed_at, unfilled)
 
     def line(self, topic_id: int, row: Row) -> CopiesLine:
         """What the log says of a row of copies; it may be the end of what was copied at once."""
-        _, at, counts = next(mark for mark in self.marks if mark[0] == row.last)
+        counts = next(counts for last_seq, _, counts in self.marks if last_seq == row.last)
+        at = self._read_to[row.last]
         runs: list[tuple[int, int]] = []
         missing = row.count
         for first, count in reversed(self.sources[row.last]):

@@ -265,11 +265,12 @@ class Pipes:
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if pipe.rebuild is not None:
             ids = copy_ids(request.sources)
+            until = pipe.rebuild.until
             filled = pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level)
             self._fill(topic, filled)
             if pipe.rebuild.done:
                 pipe.rebuild = None
-                if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did
+                if pipe.tail_lost and request.to_seq < until:  # the source lost more than this topic did
                     self._skip_tail(topic, pipe, trimmed=True, at=pipe.at)
                 elif request.level:  # there is nothing behind them that could have been copied
                     pipe.tail_lost = False
