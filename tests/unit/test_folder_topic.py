@@ -11,7 +11,7 @@ from topics.folder.batch import Batch
 from topics.folder.topic import Topic
 from topics.storage.columns import Columns, pack
 from topics.storage.config import TopicConfig
-from topics.storage.control import DeleteFrame, PipeFrame, TopicFrame
+from topics.storage.control import CopiesLine, DeleteFrame, PipeFrame, TopicFrame
 from topics.storage.format import DELETED
 
 
@@ -122,6 +122,22 @@ def test_what_was_evicted_is_not_deleted_again(fresh: bool) -> None:
     one.delete(DeleteFrame(before_seq=9, cap_seq=5), fresh=fresh)
     assert one.batches[1].deleted(3)
     assert one.count == (2 if fresh else 1)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_copies_that_went_are_a_tombstone_and_not_deleted(fresh: bool) -> None:
+    one = topic()
+    one.delete(DeleteFrame(seqs=[], trims=[(3, 4)]), fresh=fresh)
+    assert (one.trims, one.deleted_total) == ([(3, 4)] if fresh else [], 0)
+
+
+def test_a_line_that_names_no_seqs_changes_nothing() -> None:
+    one = topic()
+    one.configure(TopicFrame("t", TopicConfig(), 0, 0, pipe=PipeFrame(9, 0, logged=True)))
+    one.copied(CopiesLine(1, 0, 1, 2, 2, 2, 70, [(1, 2)]), fresh=True)
+    one.copied(CopiesLine(1, 0, 3, 2, 9), fresh=True)
+    one.copied(CopiesLine(1, 0, 1, 2, 0, 2, 70, sizes=[35]), fresh=True)
+    assert (one.head_seq, one.trims, one.unsettled) == (2, [], 2)
 
 
 def test_the_batches_of_a_range() -> None:

@@ -3,12 +3,18 @@ since, whose copies come back as a tombstone and take no room."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from model import batch_of
 from pipeshard import Forwarder, PipeShard, Record, numbers
+from test_engine_faults import FaultyDisk
 
+from topics import limits
+from topics.errors import ApiError
 from topics.storage.config import TopicConfig
+from topics.walshard.copies import logged_sizes
 
 SIZES = [10, 90, 10, 90, 10, 10, 90, 10, 10, 10]
 
@@ -112,3 +118,127 @@ def test_a_direct_record_behind_copies_took_their_room(shard: PipeShard) -> None
     shard.restart()
     Forwarder(shard, "s", "d").pump()
     assert sorted(shard.seqs("d")) == [4, 7, 8, 9]
+
+
+def direct(shard: PipeShard) -> None:
+    shard.append("d", numbers(100, 1))
+
+
+def large(shard: PipeShard) -> None:
+    shard.append_large("d", [Record(b'"%s"' % (b"x" * limits.PLACED_BYTES))])
+
+
+def one_more_copy(shard: PipeShard) -> None:
+    shard.append("s", numbers(100, 1))
+    Forwarder(shard, "s", "d").pump()
+
+
+def lower_cap(shard: PipeShard) -> None:
+    shard.put("d", TopicConfig(durability="fsync", durable=True, cap_records=2))
+
+
+def delete_and_more(shard: PipeShard) -> None:
+    shard.delete("d", tag="t1")
+    shard.append("d", numbers(100, 2))
+
+
+@pytest.mark.parametrize("then", [direct, large, one_more_copy, lower_cap, delete_and_more])
+@pytest.mark.parametrize("failed", [False, True], ids=["", "again"])
+def test_a_second_kill_evicts_nothing_that_stood_there(
+    tmp_path: Path, then: Callable[[PipeShard], None], failed: bool
+) -> None:
+    """What the first start did not find in the source takes no room after it. That is in the log before anything that
+    does, also if the first try to write it fails."""
+    disk = FaultyDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    shard.put("s", TopicConfig())
+    shard.put("d", TopicConfig(durability="fsync", durable=True, cap_records=3))
+    shard.open_pipe("s", "d")
+    shard.append("d", [Record(b'"acknowledged"')])
+    shard.append("s", uneven(2))
+    Forwarder(shard, "s", "d").pump()
+    shard.delete("s", tag="t2")
+    shard.restart(disk)
+    Forwarder(shard, "s", "d").pump()
+    assert sorted(shard.seqs("d")) == [1, 2]
+    if failed:
+        disk.broken()
+        with pytest.raises(ApiError):
+            shard.append("d", numbers(50, 1))
+        disk.well()
+    then(shard)
+    before = shard.seqs("d")
+    assert before[1] == b'"acknowledged"'
+    for _ in range(2):
+        shard.restart(disk)
+        Forwarder(shard, "s", "d").pump()
+        assert shard.seqs("d") == before
+        assert shard.topic("d").unaccounted == 0
+        assert shard.topic("d").trims == [(3, 3)]
+
+
+@pytest.mark.parametrize("batches", [[4, 3], [7], [2, 2, 3]])
+@pytest.mark.parametrize("deleted", [3, 4])
+@pytest.mark.parametrize("lost", [(6,), (5, 6), (3, 7)])
+def test_what_cap_bytes_took_of_a_batch_stays_away_where_clients_deleted(
+    shard: PipeShard, batches: list[int], deleted: int, lost: tuple[int, ...]
+) -> None:
+    """The log has the size of each copy, so a start knows what a delete left of a batch."""
+    shard.put("d", TopicConfig(cap_bytes=330))
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    records = uneven(7)
+    for count in batches:
+        for record in records[:count]:
+            shard.append("s", [record])
+        del records[:count]
+        forwarder.pump()
+        shard.delete("d", tag=f"t{deleted}")
+    before = shard.seqs("d")
+    for seq in lost:
+        shard.delete("s", tag=f"t{seq}")
+    for _ in range(2):
+        shard.restart()
+        Forwarder(shard, "s", "d").pump(limit=3)
+        assert shard.seqs("d") == {seq: data for seq, data in before.items() if seq not in lost}
+
+
+def test_a_cap_that_comes_later_knows_the_sizes_too(shard: PipeShard) -> None:
+    shard.put("d", TopicConfig())
+    for record in uneven():
+        shard.append("s", [record])
+    Forwarder(shard, "s", "d").pump(limit=5)
+    shard.put("d", TopicConfig(cap_bytes=350))
+    before = shard.seqs("d")
+    assert min(before) == 5
+    shard.delete("s", tag="t9")
+    shard.delete("s", tag="t5")
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == {seq: data for seq, data in before.items() if seq not in (5, 9)}
+
+
+def test_lines_of_an_earlier_program_make_no_cap_take_too_much(
+    shard: PipeShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They don't say how large each copy is: a start takes nothing by a guess."""
+    monkeypatch.setattr("topics.walshard.commit.logged_sizes", lambda config, body, count: [])
+    shard.put("d", TopicConfig(cap_bytes=350))
+    for record in uneven():
+        shard.append("s", [record])
+    Forwarder(shard, "s", "d").pump()
+    before = shard.seqs("d")
+    shard.delete("s", tag="t9")
+    shard.restart()
+    Forwarder(shard, "s", "d").pump()
+    found = shard.seqs("d")
+    assert {seq: data for seq, data in before.items() if seq != 9}.items() <= found.items()
+
+
+def test_equal_sizes_take_one_number_in_the_log(shard: PipeShard) -> None:
+    config = TopicConfig(cap_bytes=350)
+    even, _ = batch_of(numbers(1, 9))
+    assert len(logged_sizes(config, even, 9)) == 1
+    odd, _ = batch_of(uneven())
+    assert logged_sizes(config, odd, len(SIZES)) == [record.size for record in uneven()]
+    assert logged_sizes(TopicConfig(), odd, len(SIZES)) == []

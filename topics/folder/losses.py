@@ -162,7 +162,7 @@ class _Telling:
 
     def _copied(self, lines: list[CopiesLine]) -> None:
         for line in lines:
-            if (tale := self._topics.get(line.topic_id)) is not None:
+            if line.names_seqs and (tale := self._topics.get(line.topic_id)) is not None:
                 self._met(tale, line.first_seq - 1)
                 tale.known = max(tale.known, line.last_seq)
                 tale.in_log.append((line.first_seq, line.last_seq))

@@ -245,7 +245,7 @@ class Topic:
 
     def copied(self, line: CopiesLine, *, fresh: bool) -> None:
         """fresh: the snapshot does not know it."""
-        if self.pipe is not None:
+        if self.pipe is not None and line.names_seqs:
             if fresh and not line.count:
                 self.trims.append((line.first_seq, line.last_seq))
             elif line.count and self.tail and line.first_seq <= self.tail[-1][1]:
@@ -276,6 +276,7 @@ class Topic:
     def delete(self, frame: DeleteFrame, *, fresh: bool) -> None:
         """fresh: the snapshot does not know it."""
         if fresh:
+            self.trims += frame.trims
             self.raise_floor(cap_seq=frame.cap_seq, ttl_seq=frame.ttl_seq)
         low = self.low
         deleted = 0

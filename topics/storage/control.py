@@ -32,7 +32,11 @@ class TopicFrame(msgspec.Struct, array_like=True, frozen=True):
 
 class CopiesLine(msgspec.Struct, array_like=True, frozen=True):
     """Which seqs of a router's destination stand for which of its source's. The records are in the source's log: they
-    are not written a second time."""
+    are not written a second time.
+
+    Two kinds of line name no new seqs: the position alone, where nothing had to be copied (`first_seq` is above
+    `last_seq`, up to which seqs belong to earlier copies), and the sizes alone of copies that are in the log already
+    (a count, but no sources)."""
 
     topic_id: int  # of the destination
     ts: int
@@ -45,6 +49,11 @@ class CopiesLine(msgspec.Struct, array_like=True, frozen=True):
     counts: dict[str, int] = {}  # copies by router
     hops: list[int] | None = None  # of copies in a ring: how many routers each has passed. Without copies: as many of
     # the seqs, then how many routers these have passed, and so on
+    sizes: list[int] = []  # of each copy, if a cap may count them; one number if all are of that size
+
+    @property
+    def names_seqs(self) -> bool:
+        return self.first_seq <= self.last_seq and (self.count == 0 or bool(self.sources))
 
 
 class HeadFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -63,6 +72,7 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     ttl_seq: int = 0
     sources: list[int] = []  # of older programs: those of the copies that were in no segment yet, one each
     copies: int = 0  # how many of them are routers' copies that are in no segment yet
+    trims: list[tuple[int, int]] = []  # not deleted: copies that went with a process, and the source has them no more
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,7 +91,13 @@ def decode_copies(frame: Frame) -> list[CopiesLine]:
     return _decode_head(frame.body).copies
 
 
+def encode_line(line: CopiesLine) -> bytes:
+    """Likewise."""
+    return _encode(line if line.sizes else msgspec.structs.astuple(line)[:-1])
+
+
 def encode_delete(frame: DeleteFrame) -> bytes:
-    if frame.copies:
-        return _encode(frame)
-    return _encode((frame.before_seq, frame.seqs, frame.cap_seq, frame.ttl_seq, frame.sources))
+    """Likewise."""
+    silent = 0 if frame.trims else 1 if frame.copies else 2
+    fields = msgspec.structs.astuple(frame)
+    return _encode(fields[: len(fields) - silent])

@@ -21,6 +21,7 @@ from topics.storage.format import FrameType, frame_bytes
 from topics.storage.leases import is_log_name
 from topics.walshard import retention
 from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo
+from topics.walshard.copies import counts_bytes
 from topics.walshard.jobs import Jobs, removals
 from topics.walshard.kinds import Kinds
 from topics.walshard.listing import Listing
@@ -123,6 +124,9 @@ class Catalogue:
                 )
             retention.expire(topic, now_ms=now)  # under the old config: what has expired stays expired
             config = msgspec.structs.replace(request.config, type=before.type)
+            self._commit.tell_trims(topic)
+            if topic.pipe is not None and counts_bytes(config) and not counts_bytes(before):
+                self._commit.log_sizes(topic)
             self._commit.make_room(CONTROL_BYTES)
         if created or config != before:
             topic.config = config

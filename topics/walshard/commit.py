@@ -25,11 +25,20 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.control import CopiesLine, HeadFrame, TopicFrame, encode_head
+from topics.storage.columns import Columns
+from topics.storage.control import (
+    CopiesLine,
+    DeleteFrame,
+    HeadFrame,
+    TopicFrame,
+    encode_delete,
+    encode_head,
+    encode_line,
+)
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.copies import Copies, CopyMemory
+from topics.walshard.copies import Copies, CopyMemory, as_logged, logged_sizes
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
@@ -102,6 +111,7 @@ class Commit:
         self._lines: list[msgspec.Raw] = []  # of copies, each a CopiesLine: not staged yet
         self._lines_bytes = 0
         self._lined: set[int] = set()  # ids of their topics
+        self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -142,8 +152,10 @@ class Commit:
         last = first + count - 1
         encoded_key = key.encode() if key is not None else b""
         durability = topic.config.durability
-        if topic.pipe is not None and topic.id in self._lined:
-            self.stage_lines()  # recovery finds rows in the order of their seqs
+        if topic.pipe is not None:
+            if topic.id in self._lined:
+                self.stage_lines()  # recovery finds rows in the order of their seqs
+            self.tell_trims(topic)
         ceiling_frame = last > topic.ceiling - topic.ceiling_margin and durability in ("disk", "ephemeral")
         length = (len(encoded_key) + len(body) + _FRAME_OVERHEAD) & -8 if durability != "ephemeral" else 0
         if created or ceiling_frame:
@@ -207,6 +219,7 @@ class Commit:
         logged of them is which seqs they have, here and in the source. Returns the last seq. Those that are made again
         may use the reserve for it: until they are there, nobody can delete anything from the topic."""
         reserve = topic.rebuilding
+        self.tell_trims(topic, reserve=reserve)
         first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
         if last > topic.ceiling - topic.ceiling_margin:
@@ -216,7 +229,17 @@ class Commit:
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
             line = CopiesLine(
-                topic.id, ts, first, last, request.to_seq, count, size, request.sources, request.counts, request.hops
+                topic.id,
+                ts,
+                first,
+                last,
+                request.to_seq,
+                count,
+                size,
+                request.sources,
+                request.counts,
+                request.hops,
+                logged_sizes(topic.config, body, count),
             )
             self.log_copies(line, reserve=reserve)
             source = Copies(memory, self.wal.current)
@@ -232,11 +255,12 @@ class Commit:
 
     def log_copies(self, line: CopiesLine, *, reserve: bool = False) -> None:
         """Have the next write say which seqs some copies have. One frame has the lines of all destinations."""
-        encoded = _encode(line)
+        encoded = encode_line(line)
         self.make_room(len(encoded) + _LINES_BYTES, reserve=reserve)
         taken = len(encoded) if self._lines else len(encoded) + _LINES_BYTES
         self._lines.append(msgspec.Raw(encoded))
-        self._lined.add(line.topic_id)
+        if line.names_seqs:
+            self._lined.add(line.topic_id)
         self._lines_bytes += taken
         self.wal.room -= taken  # kept until they are staged
 
@@ -247,6 +271,29 @@ class Commit:
             self._lines, self._lines_bytes = [], 0
             self._lined.clear()
             self.wal.stage(FrameType.HEAD, topic_id=self.wal.shard, ts=0, body=body)
+
+    def log_sizes(self, topic: Topic) -> None:
+        """What copies that are in the log already count for, before a config makes a cap count them. Staged at once."""
+        for row in topic.copies():
+            sizes = as_logged(Columns(row.load(), count=row.count, ts=row.first_ts).sizes())
+            line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
+            self.log_copies(line)
+        self.stage_lines()
+
+    def tell_trims(self, topic: Topic, *, reserve: bool = False) -> None:
+        """Log which copies a start has not found in the source any more, before there is more for a cap to count: else
+        the next start would count them too, and evict what was never evicted."""
+        if topic.untold:
+            frame = encode_delete(DeleteFrame(None, [], topic.cap_seq, topic.ttl_seq, trims=topic.untold))
+            self.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=reserve)
+            self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=topic.last_ts, body=frame)
+            self.told_trims(topic)
+
+    def told_trims(self, topic: Topic) -> None:
+        """They are in a staged frame."""
+        if topic.untold:
+            self._telling.append((topic, topic.untold))
+            topic.untold = []
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
         """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
@@ -437,9 +484,13 @@ class Commit:
                 topic.sure_ceiling = min(topic.sure_ceiling, sure)
                 topic.touched()
             self._ceilings.clear()
+            for topic, trims in reversed(self._telling):
+                topic.untold = [*trims, *topic.untold]
+            self._telling.clear()
             self._hurried_lsn = 0
             raise
         self._ceilings.clear()
+        self._telling.clear()
         self.read_only = False
 
     def _take_back(self, staged: list[Written], failure: ApiError) -> None:

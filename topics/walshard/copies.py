@@ -6,11 +6,16 @@ A copy's bytes are in memory until the mover has written them to a segment; the 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
+import msgspec
+
+from topics.storage.columns import Columns
+from topics.storage.config import TopicConfig
 from topics.storage.control import CopiesLine, PipeFrame
 from topics.storage.snapshot import PipeState
 from topics.walshard.rebuild import Rebuild, Unfilled
@@ -76,6 +81,8 @@ class Pipe:
         self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen ...
         self.tail_to = 0  # ... none of them above this seq
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
+        self._read_to: dict[int, int] = {}  # likewise: the source's seq up to which it had been read for them
+        self.sizes: dict[int, array[int]] = {}  # likewise, of rows without bytes: what each copy counts for, as logged
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
@@ -111,13 +118,26 @@ class Pipe:
         self.at = at
         if sources:
             self.sources[last_seq] = sources
+            self._read_to[last_seq] = at
         for router, count in counts.items():
             self.forwarded[router] = self.forwarded.get(router, 0) + count
-        marks = self.marks
-        if counts or last_seq != (marks[-1][0] if marks else self.flushed_to):
-            marks.append((last_seq, at, counts))
-        elif marks:
-            marks[-1] = (last_seq, at, marks[-1][2])
+        if counts or last_seq != self.last_seq:
+            self.marks.append((last_seq, at, counts))
+        else:
+            self.move(at)
+
+    @property
+    def last_seq(self) -> int:
+        """Up to here seqs are of earlier copies, or of none."""
+        return self.marks[-1][0] if self.marks else self.flushed_to
+
+    def move(self, at: int) -> None:
+        """The source has been read up to here, and there was nothing to copy. What clients write here at the same time
+        has no part in it: it may still be taken back."""
+        self.at = at
+        if self.marks:
+            last_seq, _, counts = self.marks[-1]
+            self.marks[-1] = (last_seq, at, counts)
         else:
             self.flushed_at = at  # there is nothing new that would have to be in a segment first
 
@@ -134,6 +154,8 @@ class Pipe:
         while marks and marks[0][0] <= flushed_seq:
             self.flushed_to, self.flushed_at, counts = marks.popleft()
             self.sources.pop(self.flushed_to, None)
+            self.sizes.pop(self.flushed_to, None)
+            self._read_to.pop(self.flushed_to, None)
             for router, count in counts.items():
                 self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
 
@@ -146,15 +168,16 @@ class Pipe:
             self.rebuild.until = max(self.rebuild.until, self.at)
 
     def begin_rebuild(self, rows: Iterable[Row]) -> None:
-        """After a crash: these rows of copies have no bytes."""
-        at = {last_seq: at for last_seq, at, _ in self.marks}
-        unfilled = [Unfilled(row, self.copy_ids(row), at[row.last]) for row in rows]
+        """After a crash: these rows of copies have no bytes. Each needs the source up to where it was read for them,
+        not to where the pipe has moved since: in a ring that may lie behind what the source itself has to fill."""
+        unfilled = [Unfilled(row, self.copy_ids(row), self._read_to[row.last]) for row in rows]
         if unfilled:
             self.rebuild = Rebuild(self.flushed_at, unfilled)
 
     def line(self, topic_id: int, row: Row) -> CopiesLine:
         """What the log says of a row of copies; it may be the end of what was copied at once."""
-        _, at, counts = next(mark for mark in self.marks if mark[0] == row.last)
+        counts = next(counts for last_seq, _, counts in self.marks if last_seq == row.last)
+        at = self._read_to[row.last]
         runs: list[tuple[int, int]] = []
         missing = row.count
         for first, count in reversed(self.sources[row.last]):
@@ -163,7 +186,9 @@ class Pipe:
                 runs.append((first + count - taken, taken))
             missing -= taken
         size = row.size * row.count // row.live
-        return CopiesLine(topic_id, row.first_ts, row.first, row.last, at, row.count, size, runs[::-1], counts)
+        sizes = as_logged(self.sizes.get(row.last, ())[-row.count :])
+        line = CopiesLine(topic_id, row.first_ts, row.first, row.last, at, row.count, size, runs[::-1], counts)
+        return msgspec.structs.replace(line, sizes=sizes)
 
     def line_of_none(self, topic_id: int, mark: tuple[int, int, dict[str, int]], *, ts: int) -> CopiesLine:
         """The same of copies without a live one, which have no row, and of what the source had lost."""
@@ -172,9 +197,9 @@ class Pipe:
         count = sum(taken for _, taken in runs)
         return CopiesLine(topic_id, ts, last - max(0, count - 1), last, at, count, 0, runs, counts)
 
-    def copied_with(self, row: Row) -> int:
-        """How many copies the line of a row has. The row may be their end."""
-        return sum(count for _, count in self.sources[row.last])
+    def knows_sizes(self, row: Row) -> bool:
+        """Of a row without bytes: lines of earlier programs don't say what each copy counts for."""
+        return row.count == 1 or row.last in self.sizes
 
     def copy_ids(self, row: Row) -> list[int]:
         """What each copy of a row is a copy of: the source's seq, and which of several routers' copies it is. The row
@@ -194,6 +219,22 @@ class Pipe:
 
     def frame(self) -> PipeFrame:
         return PipeFrame(self.source_id, self.flushed_at, self.ring, logged=True)
+
+
+def counts_bytes(config: TopicConfig) -> bool:
+    """Whether a cap evicts by size."""
+    return config.cap_bytes > 0 and config.discard == "old"
+
+
+def logged_sizes(config: TopicConfig, body: bytes, count: int) -> list[int]:
+    """What a line says of its copies' sizes: where a cap counts them, a start must be able to tell what it took."""
+    if count == 1 or not counts_bytes(config):
+        return []
+    return as_logged(Columns(body, count=count, ts=0).sizes())
+
+
+def as_logged(sizes: Sequence[int]) -> list[int]:
+    return list(sizes[:1] if len(set(sizes)) == 1 else sizes)
 
 
 def copy_ids(sources: Iterable[tuple[int, int]]) -> list[int]:

@@ -421,9 +421,11 @@ class Engine:
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
             before = bound if seqs is None else None
             copies = topic.copies_below(bound) if seqs is None else 0
-            frame = encode_delete(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies))
+            trims = topic.untold
+            frame = encode_delete(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies, trims=trims))
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
+            self.commit.told_trims(topic)
             self.commit.write_control()
         deleted = topic.delete_before(bound) if seqs is None else topic.delete_seqs(seqs)
         for row in cut:

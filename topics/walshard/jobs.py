@@ -284,7 +284,7 @@ class Jobs:
         commit.write()
         frame = b""
         if seqs and topic.logged:
-            frame = encode_delete(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq))
+            frame = encode_delete(DeleteFrame(None, seqs, topic.cap_seq, topic.ttl_seq, trims=topic.untold))
         delete_bytes = frame_bytes(key_len=0, body_len=len(frame))
         try:
             commit.make_room(delete_bytes + frame_bytes(key_len=0, body_len=len(body)) + limits.CONTROL_BYTES)
@@ -294,6 +294,7 @@ class Jobs:
             commit.make_room(delete_bytes, reserve=True)  # the delete matters more than its history
         if frame:
             commit.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self._now_ms(), body=frame)
+            commit.told_trims(topic)
         if not commit.write():
             raise commit.failure
         deleted = topic.delete_seqs(seqs)

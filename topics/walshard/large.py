@@ -127,7 +127,7 @@ class LargeAppends:
         entry = self._waiting[0]
         if entry.reply_to is None or self._is_late(entry.deadline_ms):
             placing.drop()
-        elif error is not None or self._is_ephemeral(entry.request) or not self._make_room():
+        elif error is not None or self._is_ephemeral(entry.request) or not self._make_room(entry.request):
             placing.drop()
             self._append(entry.request, bytes(entry.body), entry.reply_to, entry.correlation, None)
         elif (number := self._commit.wal.file_no_of(placing)) is not None and entry.renumbered < _RENUMBERED:
@@ -147,9 +147,11 @@ class LargeAppends:
         if self._waiting:
             self._begin()
 
-    def _make_room(self) -> bool:
+    def _make_room(self, request: messages.Append) -> bool:
         """For the control frames that may come before it: after this the current file does not change."""
         try:
+            if (topic := self._topics.get(request.topic)) is not None:
+                self._commit.tell_trims(topic)
             if not self._commit.write():
                 return False
             self._commit.make_room(CONTROL_BYTES)

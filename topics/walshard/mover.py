@@ -22,7 +22,7 @@ import msgspec
 from topics import limits
 from topics.errors import DiskFull
 from topics.settings import Settings
-from topics.storage.control import DeleteFrame, encode_delete
+from topics.storage.control import CopiesLine, DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.paths import numbered_name, topic_dir
 from topics.storage.snapshot import ShardState, encode_snapshot
@@ -299,9 +299,12 @@ class Mover:
                 continue
             log_empty(row.first)
             if isinstance(row.source, Copies):
-                commit.log_copies(pipe.line(topic.id, row))
+                line = pipe.line(topic.id, row)
+                commit.log_copies(line)
                 row.source.file = wal.current
-                marks.popleft()
+                _, at, _ = marks.popleft()
+                if at != line.at:
+                    commit.log_copies(CopiesLine(topic.id, row.first_ts, row.last + 1, row.last, at))
             else:
                 body = row.load()
                 commit.stage_lines()  # of the rows before it

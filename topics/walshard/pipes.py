@@ -20,7 +20,10 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
   has passed: a loss is told once in each topic that the record never reached, never where it was lost or written.
 - whoever reads a source that is being filled gets all that lies before the first row without bytes, and passes what is
   not live there: a row waits only for what its source held before the row was copied, so no two wait for each other.
-- what could not be logged has not happened: the pipe is as before, and the forwarder is told.
+- what could not be logged has not happened: the pipe is as before, and the forwarder is told. But where nothing had to
+  be copied the position moves on all the same; the log is told as far as there is space.
+- after a crash caps take what they had taken, and nothing else. What the source does not have any more is therefore
+  logged (Topic.untold) before anything that caps count, and lines have the sizes of copies where bytes are counted.
 
     crash                  what is left                    what happens
     forwarder              pipe and copies                 it asks where the pipe stands and goes on
@@ -37,6 +40,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
@@ -45,7 +49,8 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.walshard import reads, retention
+from topics.storage.control import CopiesLine
+from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
 from topics.walshard.copies import Copies, CopyMemory, Pipe, copy_ids
@@ -210,7 +215,7 @@ class Pipes:
         pipe = topic.pipe
         assert pipe is not None
         if pipe.rebuild is not None:  # its source is gone
-            self._fill(topic, pipe.rebuild.give_up(), sized=pipe.rebuild.sized)
+            self._fill(topic, pipe.rebuild.give_up())
             pipe.rebuild = None
             self._rebuilt(topic, pipe)
         if pipe.tail_lost:
@@ -220,14 +225,10 @@ class Pipes:
         else:
             then()
 
-    def _fill(self, topic: Topic, filled: Iterable[Filled], *, sized: bool) -> None:
+    def _fill(self, topic: Topic, filled: Iterable[Filled]) -> None:
         for each in filled:
-            row = each.row
-            if sized and topic.config.cap_bytes and row is topic.rows.front():
-                row.sizes = each.sizes()
-                retention.enforce_caps(topic, told=True)  # as before the crash: with what the source has lost since
-            if row.live:
-                topic.fill(row, each.runs)
+            if each.row.live:
+                topic.fill(each.row, each.runs)
         self._filled(topic)
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
@@ -276,7 +277,7 @@ class Pipes:
         if pipe.rebuild is not None:
             ids = copy_ids(request.sources)
             filled = pipe.rebuild.take(ids, body, to_seq=request.to_seq, level=request.level)
-            self._fill(topic, filled, sized=pipe.rebuild.sized)
+            self._fill(topic, filled)
             if pipe.rebuild.done:
                 pipe.rebuild = None
                 if pipe.tail_lost and request.to_seq < pipe.at:  # the source lost more than this topic did
@@ -303,7 +304,7 @@ class Pipes:
         if request.lost:  # told, whatever becomes of the copies
             self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
-            self._advance(topic, pipe, request, last=topic.next_seq - 1)
+            self._move_on(topic, pipe, request)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if KILL_POINTS:
             kill_point("forward")
@@ -325,10 +326,23 @@ class Pipes:
         if request.hops is not None and request.count:
             topic.remember_hops(last - request.count + 1, request.hops)
         self._move(topic, pipe, last, request.to_seq, request.counts, request.sources)
+        self._level(topic, pipe, request, last=last)
+
+    def _level(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if pipe.tail_lost and (request.level or last >= pipe.tail_to):
             self._tail_ends(topic, pipe)
             self._rebuilt(topic, pipe)
         topic.touched()
+
+    def _move_on(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
+        """There was nothing to copy. The log is told, or a start would ask for these records again, and take those that
+        the source has evicted by then for lost. As far as there is space: nothing else depends on it."""
+        if request.to_seq != pipe.at and not topic.ephemeral:
+            last = pipe.last_seq
+            with suppress(ApiError, DiskFull, OSError):
+                self._commit.log_copies(CopiesLine(topic.id, topic.last_ts, last + 1, last, request.to_seq))
+        pipe.move(request.to_seq)
+        self._level(topic, pipe, request, last=topic.head_seq)
 
     @staticmethod
     def _move(

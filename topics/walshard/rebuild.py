@@ -8,13 +8,11 @@ the place at which it was copied then. What did not come by then is gone from th
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from topics.storage.columns import Columns, coalesce
-from topics.storage.format import RECORD_OVERHEAD
 from topics.walshard.rows import Row
 
 
@@ -36,26 +34,12 @@ class Filled(NamedTuple):
     row: Row
     runs: list[Run]
 
-    def sizes(self) -> array[int]:
-        """Of each of its copies. What did not come has what is left of the row's bytes, the first of them as much as it
-        can: a cap then takes too little of the row rather than too much."""
-        row = self.row
-        sizes = array("I", [RECORD_OVERHEAD]) * row.count
-        missing = set(range(row.count))
-        for begin, records, body in self.runs:
-            sizes[begin : begin + records] = array("I", Columns(body, count=records, ts=0).sizes())
-            missing.difference_update(range(begin, begin + records))
-        if missing:
-            sizes[min(missing)] += max(0, row.size - sum(sizes))
-        return sizes
-
 
 class Rebuild:
     def __init__(self, at: int, rows: Sequence[Unfilled]) -> None:
         """`at`: the source's seq up to which copies are in segments; rows in seq order."""
         self.at = at
-        self.until = rows[-1].at  # further, if somebody has to know what the source holds behind them
-        self.sized = False  # every row has all of its copies, so their bytes together are known
+        self.until = rows[-1].at  # further, if it has to be known what the source holds behind them
         self._rows = deque(rows)
         self._pieces: list[Columns] = []
         self._came: dict[int, tuple[int, int]] = {}  # by id: which piece, which record of it

@@ -9,7 +9,7 @@ the file, the offset and what to do.
     TOPIC    skip: the snapshot's config is newer      create or configure
     DROP     skip                                      drop
     APPEND   if not in a segment: a row again          the same, and its key
-    DELETE   on rows from the WAL, not counted again   on all rows
+    DELETE   on rows from the WAL, not counted again   on all rows; first copies that a start did not find any more
     HEAD     raises the head                           the same, and is the ceiling now
      of no topic, with copies of routers' destina-     the same
              tions: if not in a segment, rows without
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -465,8 +466,28 @@ class Recovery:
         for line in lines:
             topic = self._topics.get(line.topic_id)
             self._clock.at_least(line.ts)
-            if topic is not None and topic.pipe is not None:
+            if topic is None or topic.pipe is None:
+                continue
+            if line.names_seqs:
                 self._copies_row(topic, topic.pipe, line, file, fresh)
+            elif line.count:
+                self._sized(topic, topic.pipe, line)
+            elif fresh or (topic.pipe.marks and topic.pipe.last_seq == line.last_seq):
+                topic.pipe.move(line.at)
+
+    @staticmethod
+    def _sized(topic: Topic, pipe: Pipe, line: CopiesLine) -> None:
+        """Of copies whose own line does not tell what each of them counts for; but for those that were not live."""
+        row = topic.rows.find(line.first_seq)
+        if row is None or not topic.is_unfilled(row):
+            return
+        sizes = pipe.sizes.setdefault(row.last, array("I", [0]) * row.count)
+        begin = line.first_seq - row.first + len(sizes) - row.count
+        sizes[begin : begin + line.count] = _sizes(line)
+        row.sizes = sizes[-row.count :]
+        topic.add_live(0, -row.size)
+        row.size = sum(row.sizes[index] for index in row.live_indexes())
+        topic.add_live(0, row.size)
 
     def _copies_row(self, topic: Topic, pipe: Pipe, copies: CopiesLine, file: WalFile, fresh: bool) -> None:
         """Copies whose bytes were in memory: a row that is filled later, or what stands for records that were lost."""
@@ -505,7 +526,12 @@ class Recovery:
                 for seq in range(max(begin, row.first), min(end, row.last) + 1):
                     row.mark_deleted(seq - row.first)
         row.live = sum(1 for _ in row.live_indexes())
-        row.size = copies.size * row.live // copies.count
+        if copies.sizes:
+            pipe.sizes[row.last] = _sizes(copies)
+            row.sizes = pipe.sizes[row.last][-row.count :]
+            row.size = sum(row.sizes[index] for index in row.live_indexes())
+        else:
+            row.size = copies.size * row.live // copies.count
         if row.live:
             file.pin()
             topic.publish(row)
@@ -519,13 +545,17 @@ class Recovery:
 
     def _delete(self, topic: Topic, frame: Frame, fresh: bool) -> None:
         delete = _decode_delete_frame(frame.body)
+        counted = topic.deleted_total
+        topic.delete_seqs(chain.from_iterable(range(first, last + 1) for first, last in delete.trims))
+        topic.deleted_total = counted
+        if fresh and delete.trims:
+            topic.trims = merge_ranges([*topic.trims, *delete.trims])
         if topic.id in self._tails:  # a repair leaves out what is deleted
             self._find(topic.id, 1, (delete.before_seq or 1) - 1)
             for seq in delete.seqs or ():
                 self._find(topic.id, seq, seq)
         if fresh:
             retention.raise_floor(topic, cap_seq=delete.cap_seq, ttl_seq=delete.ttl_seq)
-        counted = topic.deleted_total
         if delete.before_seq is not None:
             topic.delete_before(delete.before_seq)
         if delete.seqs:
@@ -607,13 +637,10 @@ class Recovery:
         assert pipe is not None
         settled = max(pipe.flushed_to, topic.flushed_seq)
         head = known = max(topic.head_seq, pipe.flushed_to, self._snapshot_heads.get(topic.id, 0))
-        # Before they are filled: what the source has lost since had its share in what caps took. Of a row that has lost
-        # some of its copies nobody knows how many bytes are left.
-        guessed = [row for row in topic.copies() if row.live < pipe.copied_with(row)]
-        retention.enforce_caps(topic, guessed=guessed)
+        # Before they are filled: what the source has lost since had its share in what caps took. What an earlier start
+        # did not find had none in what they took after it: the log says so before it has anything that caps count.
+        retention.enforce_caps(topic, sized=all(pipe.knows_sizes(row) for row in topic.copies()))
         pipe.begin_rebuild(topic.copies())
-        if pipe.rebuild is not None:
-            pipe.rebuild.sized = not guessed and all(row.whole for row in topic.copies())
         rejects = topic.config.discard == "reject" and (topic.config.cap_records or topic.config.cap_bytes)
         power_cut = pipe.tail_lost or not same_boot  # also one that an earlier start has not got over
         pipe.tail_lost = False
@@ -641,6 +668,10 @@ class Recovery:
 
     def _report(self, offset: int) -> None:
         self._progress(min(999, (self._worked + offset) * 1000 // self._work))
+
+
+def _sizes(line: CopiesLine) -> array[int]:
+    return array("I", line.sizes * line.count if len(line.sizes) == 1 else line.sizes)
 
 
 def _missing(first: int, last: int, there: list[tuple[int, int]]) -> int:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 from topics.errors import CorruptData, Unreachable
 from topics.storage.columns import Columns
-from topics.storage.format import RECORD_OVERHEAD
 from topics.walshard.rows import Row
 from topics.walshard.topic import Topic
 
@@ -57,10 +56,9 @@ def _before(topic: Topic, row: Row, horizon: int, now_ms: int) -> list[int]:
     return [index for index in row.live_indexes() if times[index] < horizon]
 
 
-def enforce_caps(topic: Topic, *, guessed: Sequence[Row] = (), told: bool = False) -> None:
+def enforce_caps(topic: Topic, *, sized: bool = True) -> None:
     """discard "old": evict from the front until the topic is within its caps. "reject" never drops what it took.
-    guessed: rows that may hold fewer bytes than they say. A row of copies that has no bytes yet is not cut by cap_bytes
-    until it is told how large each of them is."""
+    sized: the size of each record is known, or can be."""
     config = topic.config
     if config.discard != "old":
         return
@@ -73,22 +71,16 @@ def enforce_caps(topic: Topic, *, guessed: Sequence[Row] = (), told: bool = Fals
             if excess < len(live):
                 front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
             _evict(topic, front, live[:excess], sizes=front.sizes)
-    if config.cap_bytes:
-        surplus = {row: row.size - row.live * RECORD_OVERHEAD for row in guessed}
-        unsure = sum(surplus.values())
-        while topic.bytes - unsure > config.cap_bytes:
+    if config.cap_bytes and sized:
+        while topic.bytes > config.cap_bytes:
             front = topic.rows.front()
             assert front is not None
             live = list(front.live_indexes())
-            behind = unsure - surplus.get(front, 0)
-            if topic.bytes - front.size - behind >= config.cap_bytes:
+            if topic.bytes - front.size >= config.cap_bytes:
                 _evict(topic, front, live, sizes=None)
-                unsure = behind
                 continue
-            if front.count > 1 and topic.is_unfilled(front) and not told:
-                return
             sizes = front.sizes = topic.sizes_or_shares(front)  # kept: the next batch cuts into it again
-            over = topic.bytes - unsure - config.cap_bytes
+            over = topic.bytes - config.cap_bytes
             taken = 0
             for index in live:
                 taken += 1

@@ -112,6 +112,7 @@ class Topic:
         self.for_router = False  # made for a router, and no client has been told of it
         self.unread: Row | None = None  # what retention could not read ...
         self.unread_ms = 0  # ... and when it tried
+        self.untold: list[tuple[int, int]] = []  # those of trims that the log does not know; ascending
         self.ceiling_lsn = 0  # the frame that promised `ceiling` ...
         self.sure_ceiling = 0  # ... and what is sure before that is synced: above it an answer waits for the sync
         self.ceiling_margin = limits.SEQ_RESERVE // 2  # with less than this left the next promise is made
@@ -239,7 +240,9 @@ class Topic:
             self.tail_bytes += part.length
         source.release(row)
         if live:
-            self.trims = merge_ranges([*self.trims, *((row.first + index, row.first + index) for index in live)])
+            gone = merge_ranges([(row.first + index, row.first + index) for index in live])
+            self.trims = merge_ranges([*self.trims, *gone])
+            self.untold += gone
         self.trim_front()
         self.touched()
 
