@@ -3,6 +3,7 @@ just behind it. That the gateway looks at the clock is tried in e2e/test_patienc
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable, Iterator
 
@@ -145,6 +146,14 @@ def test_what_a_reader_took_since_counts_as_progress(patience: Patience, connect
     connection.out_taken = 0  # it has taken 10,000 bytes since the last look
     assert patience.judge(connection, 3 * BODY_MS * MS) is Verdict.WAIT
     assert connection.progress_ns == 3 * BODY_MS * MS
+
+
+def test_a_reader_whose_socket_took_all_it_was_given_is_judged(patience: Patience, connection: Connection) -> None:
+    """The socket is full with whole answers, and the next one waits for it."""
+    connection.exchanges.append(object())  # type: ignore[arg-type]
+    connection.interest |= select.EPOLLOUT
+    assert patience.judge(connection, BODY_MS * MS) is Verdict.WAIT
+    assert patience.judge(connection, (BODY_MS + 1) * MS) is Verdict.CLOSE
 
 
 @pytest.mark.parametrize("waits_for", ["an answer", "a stream"])

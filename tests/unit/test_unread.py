@@ -9,6 +9,7 @@ import trio
 from trio.testing import trio_test, wait_all_tasks_blocked
 
 from topics import limits
+from topics.errors import ApiError
 from topics.gateway.budget import Budget
 from topics.gateway.h2 import Holds
 from topics.gateway.unread import Unread
@@ -121,6 +122,31 @@ async def test_one_that_finds_no_room_when_its_turn_comes_stays_first() -> None:
         assert asking.gone_on == ["a"]
         unread.settle(0, 0)
     assert asking.gone_on == ["a", "b"]
+
+
+@trio_test
+async def test_those_that_wait_too_long_are_told_so() -> None:
+    unread = Unread(Budget(100 * MIB))
+    unread.settle(0, FULL)
+    refused: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await unread.wait_room()
+        except ApiError as error:
+            refused.append(error.code)
+
+    async with open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        unread.give_up(trio.current_time() - 60)
+        await wait_all_tasks_blocked()
+        assert refused == []
+        unread.give_up(trio.current_time())
+    assert refused == ["request_timeout"] * 3
+    unread.settle(FULL, 0)
+    await unread.wait_room()
 
 
 # --- heads ---

@@ -272,7 +272,8 @@ class ColdLane:
     ) -> None:
         try:
             stream = _PushedBack(sock, first)
-            state = {**state, _UNREAD: Unread(self._budget)}
+            unread = Unread(self._budget)
+            state = {**state, _UNREAD: unread}
             server = Server(
                 app,
                 self._config,
@@ -282,6 +283,7 @@ class ColdLane:
                 serve_tunnel=self._serve_tunnel,
                 budget=self._budget,
                 turn_away=self._turn_away,
+                unread=unread,
                 patience_s=self._settings.body_timeout_ms / 1_000,
                 rate=self._settings.min_body_rate,
             )

@@ -46,6 +46,7 @@ from topics import limits
 from topics.errors import ApiError, invalid
 from topics.gateway.budget import Budget
 from topics.gateway.exchange import Response as Answer
+from topics.gateway.unread import Unread
 
 _ASCII = bytes(range(128))
 _EVENTS = b"text/event-stream"
@@ -62,11 +63,19 @@ class Server(TCPServer):  # type: ignore[misc]
     """One connection; whoever gives us its socket has seen the preface."""
 
     def __init__(
-        self, *given: Any, serve_tunnel: Serve, budget: Budget, turn_away: TurnAway, patience_s: float, rate: int
+        self,
+        *given: Any,
+        serve_tunnel: Serve,
+        budget: Budget,
+        turn_away: TurnAway,
+        unread: Unread,
+        patience_s: float,
+        rate: int,
     ) -> None:
         super().__init__(*given)
         self._budget = budget
         self._turn_away = turn_away
+        self._unread = unread
         self._serve_tunnel = serve_tunnel
         self._patience_s = patience_s  # how long a client may take nothing of what waits for it
         self._rate = rate  # what it must take per second after that
@@ -158,6 +167,7 @@ class Server(TCPServer):  # type: ignore[misc]
             for stream_id, buffer in list(self.protocol.stream_buffers.items()):
                 if buffer.dawdles(now, patience_s=self._patience_s, rate=self._rate):
                     buffer.lasts = True  # not for long, but it is judged
+                    self._unread.give_up(now - self._patience_s / 2)
                     tasks.spawn(self.protocol.give_up, stream_id)  # which may have to wait for the socket; we must not
 
 

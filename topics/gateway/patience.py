@@ -7,6 +7,7 @@ client. Whoever waits for us is never judged.
 from __future__ import annotations
 
 import enum
+import select
 
 from topics import limits
 from topics.errors import ApiError
@@ -29,13 +30,15 @@ class Patience:
         """What is to become of it; an error is its last answer."""
         settings = self._settings
         late = False
-        taken = connection.takes_on(now_ns) if connection.out and connection.stream is None else 0
+        # Answers may wait for the client without a byte in `out`: then the socket took all it was given, and is full.
+        unread = bool(connection.out) or bool(connection.interest & select.EPOLLOUT)
+        taken = connection.takes_on(now_ns) if unread and connection.stream is None else 0
         waited_ms = (now_ns - connection.progress_ns) // 1_000_000
         if connection.stream is not None and not connection.discarding:
             late = connection.closing and waited_ms > limits.SLOW_CLOSE_MS  # it did not take its last frame
         elif connection.discarding:
             late = waited_ms > _DISCARD_MS
-        elif connection.out:
+        elif unread:
             late = waited_ms > settings.body_timeout_ms or self._dawdles(now_ns - connection.out_ns, taken)
         elif connection.exchanges:
             pass  # it waits for us

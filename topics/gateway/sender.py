@@ -119,6 +119,8 @@ class Sender:
         if connection.out or connection.unread:
             self.settle_unread(connection)
         if connection.out or (exchanges and exchanges[0].answer is not None):
+            if not connection.out:
+                connection.falls_behind(time.monotonic_ns())  # the kernel may have taken just that, and no more
             self.set_interest(connection, connection.interest | select.EPOLLOUT)
         elif connection.closing and not exchanges:
             self._finish(connection)
