@@ -109,7 +109,8 @@ def key_pair(secret: str = ONE) -> tuple[str, str]:
 
 
 def poll_body(wait_ms: int, from_seq: int = 0) -> bytes:
-    return json.dumps({"from_seq": from_seq, "wait_ms": wait_ms}).encode()
+    """Of answers of the usual size a connection waits for four at a time: the fifth poll would not be looked at."""
+    return json.dumps({"from_seq": from_seq, "wait_ms": wait_ms, "max_batch_bytes": 65_536}).encode()
 
 
 def poll_request(topic: str = QUIET, wait_ms: int = LONG_MS, secret: str = ONE) -> bytes:
