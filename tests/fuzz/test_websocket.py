@@ -77,6 +77,6 @@ def test_mutated_frames_and_commands(tmp_path: Path) -> None:
             stage.play(cases, judge)
             if batch.start <= warm_at < batch.stop:
                 stage.warm()
-        assert stage.ask("GET", f"/v0/topics/{NEVER}").status == 404, "published from a page that may not"
         stage.finish()
+        assert stage.ask("GET", f"/v0/topics/{NEVER}").status == 404, "published from a page that may not"
         stage.come_again()
