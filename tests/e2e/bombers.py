@@ -191,7 +191,7 @@ class H2Bomber(Client):
         super().__init__(port, answers)
 
     def begin(self) -> None:
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration())
         self._h2.initiate_connection()
         self._bodies: dict[int, bytes] = {}  # what is still to be sent
         for _ in range(AT_ONCE):
@@ -221,7 +221,7 @@ class H2Bomber(Client):
                     self._answers["h2 goodbye"] += 1
                     return False
                 if isinstance(event, h2.events.ResponseReceived):
-                    self._answers[f"h2 {dict(event.headers)[':status']}"] += 1  # type: ignore[arg-type]
+                    self._answers[f"h2 {dict(event.headers)[b':status'].decode()}"] += 1
                 elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
                     rest = self._bodies.pop(event.stream_id, None)
                     if rest and isinstance(event, h2.events.StreamEnded):
