@@ -19,6 +19,12 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def shares_ns(pid: int) -> tuple[int, int]:
+    """How long the main thread of this process had a processor, and how long it wanted one and got none."""
+    worked, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    return int(worked), int(waited)
+
+
 def nearly_all(waits: Iterable[float]) -> float:
     """What 99 of 100 of them are below."""
     ordered = sorted(waits)

@@ -5,6 +5,7 @@ A refusal is checked for its form by the client; that it had no effect is checke
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from .keyed import (
     Route,
     bearer,
 )
+from .permits import NOBODY, PAGES, READERS, ROWS, STATUS, UNKNOWN, Cell, Lists, every_cell, may_create, verdict_of
 from .server import Server, eventually, run_topics
 from .sockets import Socket
 from .wire import Wire, request
@@ -150,6 +152,33 @@ def test_every_route_on_every_page(full: Keyed, server: Server, lane: Lane, rout
             if status not in ((*route.success, 404) if refused is None else (refused,)):
                 wrong.append((visit, "no keys", status))
     assert not wrong, wrong
+
+
+def test_a_handful_of_the_matrix(full: Keyed, server: Server, lane: Lane) -> None:
+    """All of it is in tests/unit/test_matrix.py, without sockets. Here some two hundred cells, with every verdict among
+    them: with keys and lists, and with neither."""
+    (insider,) = (key for key in KEYS if key.secret == INSIDER)
+    wrong, verdicts = [], set()
+    with server.client(lane) as open_to_all:
+        for lists, client, keys, step, reading in (
+            (Lists(keys=True, names=True), full, [*KEYS, NOBODY, UNKNOWN], 337, insider),
+            (Lists(keys=False, names=False), open_to_all, [NOBODY], 13, NOBODY),
+        ):
+            streams = [Cell(row, reading, PAGES[0], reader) for row in ROWS if row.streams for reader in READERS]
+            for cell in (*itertools.islice(every_cell(keys), 0, None, step), *streams):
+                row, key = cell.row, cell.key
+                verdict, _ = verdict_of(cell, lists, known=key in KEYS)
+                if verdict == "through" and row.route.creates and lists.keys and not may_create(key):
+                    verdict = "scopes"  # there is no such topic
+                path = row.route.path.format(name=f"in:{unique()}")
+                secret = None if key is NOBODY else key.secret
+                headers = cell.page.headers | cell.reader.headers
+                status = status_of(client, row.route.method, path, secret, row.route.body, **headers)
+                verdicts.add(verdict)
+                if status not in ((*row.route.success, 404) if verdict == "through" else (STATUS[verdict],)):
+                    wrong.append((str(row), secret, headers, verdict, status))
+    assert not wrong, wrong
+    assert verdicts == {*STATUS, "through"}
 
 
 @pytest.mark.parametrize("path", PROBES)

@@ -1,4 +1,4 @@
-"""WebSockets: frames that must not be, and commands that are not what they should be."""
+"""WebSockets: openings that must not be, frames that must not be, and commands that are not what they should be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from .dials import batches, cases_of, dice, time_limit_s
-from .player import Outcome
+from .handshakes import NEVER, Opening
+from .player import Case, Outcome
 from .scene import scene
 from .verdict import Wrong, read_replies, read_socket
 from .websocket import Commands, frames_case, whole_binary
@@ -50,19 +51,26 @@ def test_mutated_frames_and_commands(tmp_path: Path) -> None:
         warm_at = int(CASES * WARM_UP)
         for batch in batches(CASES, BATCH):
             stage.furnish()
-            said: dict[int, Commands] = {}
-            cases = []
+            said: dict[int, Commands | Opening] = {}
+            cases: list[Case] = []
             for number in batch:
                 lot = dice(FAMILY, number)
-                if lot.random() < 0.5:
+                roll = lot.random()
+                if roll < 0.4:
                     cases.append(frames_case(lot, number))
+                elif roll < 0.8:
+                    cases.append((commands := Commands(lot, number)).case(number))
+                    said[number] = commands
                 else:
-                    said[number] = Commands(lot, number)
-                    cases.append(said[number].case(number))
+                    cases.append((opening := Opening(lot, number)).case())
+                    said[number] = opening
 
-            def judge(outcome: Outcome, said: dict[int, Commands] = said) -> None:
-                if (commands := said.get(outcome.case.number)) is not None:
-                    judge_commands(outcome, commands)
+            def judge(outcome: Outcome, said: dict[int, Commands | Opening] = said) -> None:
+                what = said.get(outcome.case.number)
+                if isinstance(what, Opening):
+                    what.judge(outcome)
+                elif what is not None:
+                    judge_commands(outcome, what)
                 else:
                     judge_frames(outcome)
 
@@ -70,4 +78,5 @@ def test_mutated_frames_and_commands(tmp_path: Path) -> None:
             if batch.start <= warm_at < batch.stop:
                 stage.warm()
         stage.finish()
+        assert stage.ask("GET", f"/v0/topics/{NEVER}").status == 404, "published from a page that may not"
         stage.come_again()
