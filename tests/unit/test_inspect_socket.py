@@ -138,7 +138,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
     listener.bind("")
     listener.listen(1)
     print(listener.getsockname()[1:].decode(), flush=True)
-    listener.accept()
+    peer = listener.accept()  # which the kernel closes, when the process is ending
     os._exit(0)
 """
 
