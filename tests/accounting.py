@@ -28,7 +28,8 @@ MAY_BE_MISSING = re.compile(
     r"|root may (write|read) every"
     r"|no IPv6 here|only one file system|no second file system|more free space than|does not let a process look"
     r"|a tmpfs can't be mounted|no mount command|there is no setpriv|only root can run|the user nobody can't"
-    r"|TOPICS_TEST_EXHAUSTIVE is not set|one of the two is enough for every day"
+    r"|TOPICS_TEST_EXHAUSTIVE is not set|one of the two is enough for every day|takes as long as all the restarts"
+    r"|two servers for each point"
 )
 
 
