@@ -195,9 +195,10 @@ def test_of_a_client_that_leaves_nothing_is_left(house: House, given: list[int])
     pipe = connect(gateway, LIST * 3)
     gateway.round()
     assert len(gateway.calls) == 3  # a gateway that stops waits for them
+    assert gateway.lane.budget.held == 3 * len(LARGE), "what is being compressed counts as unread"
     pipe.reset = True
     gateway.round()
-    assert (len(gateway.calls), len(gateway.lane.connections)) == (0, 0)
+    assert (len(gateway.calls), len(gateway.lane.connections), gateway.lane.budget.held) == (0, 0, 0)
     done = list(given)
     house.settle()
     assert given == done
