@@ -164,6 +164,7 @@ INSIDES = {
     "quart": "topics/gateway/cold.py",  # quart-trio imports what newer ones lack
     "quart-trio": "topics/gateway/cold.py",
     "websockets": "topics/gateway/websocket.py",  # looks at its parser
+    "msgspec": "topics/gateway/large.py",  # reads its error messages, which say where a value ends
     "pyspark": "spark_pipeline/source.py",
 }
 DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_exit"}  # of the standard library, in spite of their names

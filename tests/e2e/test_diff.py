@@ -289,7 +289,7 @@ def _read_all(api: Client, topic: str) -> list[Answer]:
 
 @pytest.mark.parametrize("batches", [[1] * 12, [12], [5, 1, 6]], ids=["single records", "one batch", "mixed"])
 @pytest.mark.parametrize("include_tags", [False, True])
-def test_an_answer_stays_near_one_mib_and_loses_nothing(
+def test_an_answer_has_one_mib_and_loses_nothing(
     api: Client, topic: str, batches: list[int], include_tags: bool
 ) -> None:
     for size in batches:
@@ -299,7 +299,7 @@ def test_an_answer_stays_near_one_mib_and_loses_nothing(
     while cursor < 12:
         answer = api.diff(topic, cursor, limit=1_000, include_tags=include_tags)
         assert answer.seqs
-        assert len(answer.raw) < MIB + 2 * 300_000
+        assert len(answer.raw) <= MIB
         assert answer["next_from_seq"] == answer.seqs[-1]
         assert answer["caught_up"] == (answer.seqs[-1] == 12)
         seen += answer.seqs
@@ -328,8 +328,20 @@ def test_max_batch_bytes_bounds_an_answer(api: Client, topic: str, batches: list
     for size in batches:
         api.append(topic, *["x" * 300_000] * size)
     assert api.diff(topic, max_batch_bytes=1).seqs == [1]  # one is always delivered
-    assert api.diff(topic, 1, max_batch_bytes=500_000).seqs == [2, 3]
+    assert api.diff(topic, 1, max_batch_bytes=500_000).seqs == [2]  # and none that would exceed the bound
+    assert api.diff(topic, 1, max_batch_bytes=700_000).seqs == [2, 3]
+    assert api.diff(topic).seqs == [1, 2, 3]  # 1 MiB
     assert api.diff(topic, max_batch_bytes=4 * MIB).seqs == list(range(1, 9))  # more than by default
+
+
+@pytest.mark.parametrize("batch", [1, 3, 12])
+def test_no_answer_is_longer_than_8_mib(api: Client, topic: str, batch: int) -> None:
+    for _ in range(0, 12, batch):
+        api.append(topic, *["x" * 1_000_000] * batch)
+    answer = api.diff(topic, limit=1_000, max_batch_bytes=100 * MIB)
+    assert answer.seqs == list(range(1, 9))
+    assert len(answer.raw) <= 8 * MIB
+    assert api.diff(topic, answer["next_from_seq"], max_batch_bytes=100 * MIB).seqs == [9, 10, 11, 12]
 
 
 # --- long poll ---------------------------------------------------------------------------------------

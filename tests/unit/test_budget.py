@@ -383,7 +383,7 @@ def test_answers_without_room_are_refused_and_small_ones_are_not(house: House) -
         pipe = Pipe(window=0)
         house.gateways[0].adopt(pipe)
         hoarders.append(pipe)
-        say(house, pipe, diff(max_batch_bytes=150 * KIB))
+        say(house, pipe, diff(max_batch_bytes=165 * KIB))
     reader = connect(house)
     say(house, reader, diff())
     assert [one.status for one in answers(reader)] == [200]

@@ -1,7 +1,8 @@
 """Reading a topic from a cursor: which records, the tombstone, the next cursor, as JSON.
 
 In order per row: the floor and its tombstone, expiry (retention.py ran before), deletes, the window of `limit`
-records and `max_bytes`, the reader's own nodes. Everything examined advances the cursor, delivered or not.
+records and `max_bytes`, the reader's own nodes. Everything examined advances the cursor, delivered or not. A record
+that would exceed `max_bytes` is left to the next reading, unless it is the first.
 """
 
 from __future__ import annotations
@@ -120,20 +121,23 @@ def read(
             )
         start = max(0, from_seq + 1 - row.first)
         cut = False  # the window ends inside this row
-        if row.whole and row.size <= budget:
+        if row.whole and len(rendered.text) <= budget:
             stop_index = min(row.count, start + room)
             taken: range | list[int] = range(start, stop_index)
             cut = stop_index < row.count
-            budget -= row.size
+            budget -= len(rendered.text)
         else:
             taken = []
             for index in row.live_indexes(start):
-                if len(taken) >= room or (budget <= 0 and (taken or scanned)):
+                size = rendered.size(index)
+                if len(taken) >= room or (size > budget and (taken or scanned)):
                     cut = True
                     break
                 taken.append(index)
-                budget -= rendered.size(index)
+                budget -= size
             if not taken:
+                if cut:
+                    break
                 continue
         scanned += len(taken)
         last = row.first + taken[-1]
