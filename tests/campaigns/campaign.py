@@ -11,6 +11,7 @@ Seeds of such units count as not done. A worker whose run dies does the same.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import re
@@ -137,6 +138,7 @@ def _work(campaign_run: Callable[[int, str | None], Tally], orders: Connection, 
         offspring.adopt()
         offspring.end_with(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
+        gc.freeze()  # what was imported stays: nobody has to look at it again and again
         while True:
             seed = orders.recv()
             try:

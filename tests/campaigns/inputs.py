@@ -49,7 +49,7 @@ from .campaign import Campaign, Finding, Tally
 ROOT = Path(__file__).resolve().parent.parent.parent
 PURE = 20_000  # of one seed
 LIVE = 2_000
-EVERY_LIVE = 5  # seeds: one of so many is played against a server, too
+EVERY_LIVE = 2  # seeds: one of so many is played against a server, too
 SLOW_S = 2.0  # of processor time, for one input: a hang
 SETTINGS = Settings()
 
