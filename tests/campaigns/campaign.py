@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import re
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +110,15 @@ class Outcome:
     @property
     def count(self) -> int:
         return self.tally.counts[self.campaign.figure]
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.tally.times_ms) if self.tally.times_ms else 0.0
+
+    @property
+    def p99_ms(self) -> float:
+        times = sorted(self.tally.times_ms)
+        return times[int(len(times) * 0.99)] if times else 0.0
 
     @property
     def rate(self) -> float:

@@ -195,6 +195,8 @@ def summary(outcome: Outcome) -> str:
         f"{told_seeds(outcome)}, {tally.found} found",
         "    " + ", ".join(f"{name} {count:,}" for name, count in sorted(tally.counts.items())),
     ]
+    if tally.times_ms:
+        lines.append(f"    back after {outcome.median_ms:,.0f} ms (median), {outcome.p99_ms:,.0f} ms (p99)")
     for kind, count in tally.kinds.most_common():
         lines.append(f"  {count} times: {kind}")
     for finding in tally.findings:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +49,6 @@ class Entry(msgspec.Struct, omit_defaults=True):
 def entry_of(outcome: Outcome, *, version: str, cores: int) -> Entry:
     """Of an outcome with at least one unit."""
     first, last = min(outcome.done), max(outcome.done)
-    times = sorted(outcome.tally.times_ms)
     return Entry(
         campaign=outcome.campaign.name,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -61,8 +59,8 @@ def entry_of(outcome: Outcome, *, version: str, cores: int) -> Entry:
         took_s=round(outcome.took_s),
         counts=dict(sorted(outcome.tally.counts.items())),
         findings=dict(outcome.tally.kinds),
-        median_ms=round(statistics.median(times), 1) if times else 0.0,
-        p99_ms=round(times[int(len(times) * 0.99)], 1) if times else 0.0,
+        median_ms=round(outcome.median_ms, 1),
+        p99_ms=round(outcome.p99_ms, 1),
         left_out=[seed for seed in range(first, last + 1) if seed not in outcome.done],
     )
 

@@ -40,7 +40,7 @@ def test_the_goal_is_every_bit_of_every_byte_and_no_less(tmp_path: Path) -> None
     with small_limits(), apart():
         whole = bitflips.build(tmp_path / "one")
         again = bitflips.build(tmp_path / "two")
-    found = Counter()
+    found: Counter[tuple[str, int, int]] = Counter()
     sizes = []
     for seed in range(1_000, 1_000 + bitflips.ROW):
         bit, chosen = bitflips.chosen_by(seed, whole)
