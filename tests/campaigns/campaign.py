@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,8 @@ EXAMPLES = 3  # of each kind of finding
 SAID_EVERY_S = 20.0
 NOTED_EVERY_S = 60.0
 CUT_WITHIN_S = 30.0  # a worker that is told to end ends its servers
-_TOLD = (signal.SIGTERM, signal.SIGINT)
+_TOLD = offspring.ENDS
+_WAS_CUT = 128 + signal.SIGTERM  # exit code of a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ def _cut(number: int, frame: object) -> None:
 def _work(campaign_run: Callable[[int, str | None], Tally], orders: Connection, parent: int) -> None:
     try:
         for number in _TOLD:
-            signal.signal(number, _cut)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _cut)
         offspring.adopt()
         offspring.end_with(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
@@ -158,8 +161,10 @@ def _work(campaign_run: Callable[[int, str | None], Tally], orders: Connection, 
                 tally.find(Finding(seed, "", f"the campaign itself failed: {error!r}"))
             orders.send(tally)
             offspring.reap()
-    except (_Cut, EOFError, BrokenPipeError, ConnectionResetError):
-        pass
+    except _Cut:
+        sys.exit(_WAS_CUT)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # no more orders
     finally:
         for number in _TOLD:
             signal.signal(number, signal.SIG_IGN)
@@ -189,14 +194,16 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # it has died: `take` says so
             self.orders.send(seed)
 
-    def take(self) -> Tally:
-        """Of the unit that has ended."""
+    def take(self) -> Tally | None:
+        """Of the unit that has ended. None: the worker was told to leave it, perhaps with its whole process group."""
         assert self.seed is not None
         seed, self.seed = self.seed, None
         try:
             tally = self.orders.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
+            if self.process.exitcode == _WAS_CUT:
+                return None
             tally = Tally()
             tally.find(Finding(seed, "", f"the worker died with {self.process.exitcode}"))
         assert isinstance(tally, Tally)
@@ -262,9 +269,14 @@ def run(
                 break
             for orders in wait(list(busy), timeout=0.5):
                 worker = busy[orders]  # type: ignore[index]
-                assert worker.seed is not None
-                outcome.done.add(worker.seed)
-                outcome.tally.take(worker.take())
+                seed = worker.seed
+                assert seed is not None
+                tally = worker.take()
+                if tally is None:
+                    outcome.cut.add(seed)
+                else:
+                    outcome.done.add(seed)
+                    outcome.tally.take(tally)
                 if not worker.process.is_alive():
                     workers.remove(worker)
             now = time.monotonic()
@@ -276,7 +288,7 @@ def run(
                 noted = now
                 note(outcome)
     finally:
-        outcome.cut = {worker.seed for worker in workers if worker.seed is not None}
+        outcome.cut |= {worker.seed for worker in workers if worker.seed is not None}
         for worker in workers:
             worker.end()
         for worker in workers:

@@ -20,7 +20,7 @@ WITHIN_S = 60.0
 
 # Odd seeds are done at once. Even ones start what stands for a server, in a session of its own, and never end.
 PROGRAM = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from pathlib import Path
 
 sys.path.insert(0, {tests!r})
@@ -45,6 +45,8 @@ def unit(seed, only=None):
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # whoever runs this may ignore them
     registry.CAMPAIGNS["stuck"] = campaign.Campaign("stuck", "units that never end", 100, "things", unit, "things")
     registry.SHARES["stuck"] = 1
     ledger.PATH = HERE / "runs.json"
@@ -79,7 +81,8 @@ def stuck(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run with two units that never end, and the pids of their servers."""
     program = folder / "program.py"
     program.write_text(PROGRAM.format(tests=os.fspath(TESTS), here=os.fspath(folder)))
-    run = subprocess.Popen([sys.executable, os.fspath(program)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, os.fspath(program)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     servers: list[int] = []
     try:
         until(lambda: len(list(folder.glob("*.pid"))) == 2, "two units that are stuck")
@@ -93,14 +96,15 @@ def stuck(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         run.communicate()
 
 
+@pytest.mark.parametrize("to_group", [False, True], ids=["alone", "group"])  # as a terminal and `timeout` do
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_run_that_is_told_to_end_ends_its_servers_and_writes_down_what_was_done(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, to_group: bool
 ) -> None:
     with stuck(tmp_path) as (run, servers):
         workers = workers_of(run.pid)
         assert len(workers) == 2
-        run.send_signal(number)
+        (os.killpg if to_group else os.kill)(run.pid, number)
         out, _ = run.communicate(timeout=WITHIN_S)
         assert run.returncode == 128 + number, out
         assert not [pid for pid in (*workers, *servers) if is_there(pid)]
