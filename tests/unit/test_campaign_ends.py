@@ -84,13 +84,15 @@ def stuck(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     command = [sys.executable, os.fspath(program)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     servers: list[int] = []
+    workers: list[int] = []
     try:
         until(lambda: len(list(folder.glob("*.pid"))) == 2, "two units that are stuck")
         servers += [int(file.read_text()) for file in folder.glob("*.pid")]
-        assert all(map(is_there, servers))
+        workers += workers_of(run.pid)
+        assert all(map(is_there, [*servers, *workers]))
         yield run, servers
     finally:
-        for pid in [run.pid, *servers]:
+        for pid in [run.pid, *workers, *servers]:  # a worker that is left holds the pipe
             if is_there(pid):
                 os.kill(pid, signal.SIGKILL)
         run.communicate()
