@@ -10,7 +10,8 @@ test that runs may finish within a grace period, and is interrupted after that. 
 tests/figures.py.
 
 Exit code: 0 when everything passed; 1 when a test failed, something was lost, nothing was checked, or a whole round
-left a figure at zero, which says that the tests no longer do what the figure is about; or a campaign found something.
+left a figure at zero, which says that the tests no longer do what the figure is about; or a campaign found something;
+128 + n when signal n cut the run short and nothing of that is so. No process of the run is left then.
 
 Before the rounds come the campaigns of tests/campaigns, with a part of the time: searches without pytest, each with a
 figure and a goal. `--campaign NAME` runs one of them alone; `--campaign NAME --help` has its options.
@@ -37,7 +38,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import figures
+import offspring
 from figures import FIGURES, Told
+from offspring import Ending
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -206,16 +209,12 @@ class Run:
     idle: list[str] = field(default_factory=list)  # steps of which no test ran
     rounds: int = 0  # whole ones
     campaign_findings: int = 0
+    ending: Ending = field(default_factory=Ending)  # told to: as if the time were up, and the grace period too
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _stopping: threading.Event = field(default_factory=threading.Event)
-
-    def stop(self) -> None:
-        """As if the time were up, and the grace period too. No lock is taken: a signal handler calls it."""
-        self._stopping.set()
 
     @property
     def over(self) -> bool:
-        return self._stopping.is_set() or time.time() >= self.until
+        return bool(self.ending) or time.time() >= self.until
 
     def work(self, todo: Iterator[Step], of_a_round: int) -> None:
         """Take steps until the time is up, or there are none."""
@@ -255,7 +254,12 @@ class Run:
         began = time.monotonic()
         with log.open("wb") as output:
             pytest = subprocess.Popen(
-                command, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True
+                offspring.led(command, signal.SIGINT),
+                cwd=ROOT,
+                env=environ,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             interrupted = self._wait(pytest)
         told = figures.read(sorted((folder / "figures").glob("*.json")))
@@ -289,7 +293,7 @@ class Run:
 
     def _wait(self, pytest: subprocess.Popen[bytes]) -> bool:
         """Until it ends; whether it had to be interrupted."""
-        while not self._stopping.is_set() and time.time() < self.until + self.grace_s:
+        while not self.ending and time.time() < self.until + self.grace_s:
             try:
                 pytest.wait(1.0)
                 return False
@@ -326,7 +330,7 @@ class Run:
             wrong.append(f"campaigns found {self.campaign_findings}")
         if self.told.figures["lost"]:
             wrong.append(f"{self.told.figures['lost']} records lost")
-        if not self.told.figures["checked"]:
+        if not self.told.figures["checked"] and not self.ending:
             wrong.append("nothing was checked: the time was too short")
         wrong += [f"no test raised the figure of {label}" for label in self.zeros()]
         return wrong
@@ -401,15 +405,15 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return asked
 
 
-def run_campaigns(asked: argparse.Namespace) -> list[tuple[str, dict[str, int], int]]:
+def run_campaigns(asked: argparse.Namespace, ending: Ending) -> list[tuple[str, dict[str, int], int]]:
     """All of them, one after the other: what each did, its figures, and how much it found."""
     from campaigns import driver
     from campaigns.registry import CAMPAIGNS as every
 
     outcomes = driver.run_all(
-        list(every.values()), hours=asked.hours * CAMPAIGN_SHARE, goal=None, seed=asked.seed, jobs=asked.jobs, say=say
-    )
-    driver.note(outcomes, jobs=asked.jobs)
+        list(every.values()), hours=asked.hours * CAMPAIGN_SHARE, goal=None, seed=asked.seed, jobs=asked.jobs, say=say,
+        ending=ending, to_ledger=True,
+    )  # fmt: skip
     return [(driver.summary(each), dict(driver.figures_of([each])), each.tally.found) for each in outcomes]
 
 
@@ -429,8 +433,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"{asked.logs} is not empty: name a folder for the output of this run alone")
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="topics-exhaustive-"))
     until = time.time() + asked.hours * 3_600
-    campaigns = run_campaigns(asked) if not asked.family and not asked.rounds and CAMPAIGNS.is_dir() else []
-    run = Run(seed, until, asked.grace_minutes * 60, logs, not asked.family)
+    ending = Ending()
+    ending.watch()
+    campaigns = run_campaigns(asked, ending) if not asked.family and not asked.rounds and CAMPAIGNS.is_dir() else []
+    run = Run(seed, until, asked.grace_minutes * 60, logs, not asked.family, ending=ending)
     say(f"{asked.hours:g} hours, seed {seed}, {len(families)} families, {count} runs a round, {asked.jobs} at a time")
     todo = steps(families, seed)
     if asked.rounds:
@@ -438,8 +444,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = [threading.Thread(target=run.work, args=[todo, count]) for _ in range(asked.jobs)]
     for worker in workers:
         worker.start()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: run.stop())
     for worker in workers:
         worker.join()
     print()
@@ -461,8 +465,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n" + ("; ".join(wrong) if wrong else f"all passed, nothing lost (seed {seed})"))
     if not run.failures and not asked.logs:
         shutil.rmtree(logs, ignore_errors=True)
-    return 1 if wrong else 0
+    if ending:
+        print(f"cut short by signal {ending.number}")
+    if wrong:
+        return 1
+    return ending.code if ending else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(offspring.contained(main))

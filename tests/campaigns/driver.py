@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from offspring import Ending
+
 from . import ledger
 from .campaign import Campaign, Outcome, Say, run
 from .platter import POWER
 from .registry import CAMPAIGNS, SHARES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENT = ROOT / "docs" / "RELIABILITY.md"
 
 HELP = """examples:
   .venv/bin/python tests/exhaustive.py --campaign crashpoints --hours 0.1
@@ -26,7 +30,9 @@ HELP = """examples:
 
 Without --seed a run goes on behind the seeds that the ledger has of the campaign. Figures count for the goal if they
 are of the same code: the last commit that changed topics/. With --ledger what was done is added to
-docs/reliability-runs.json, and docs/RELIABILITY.md gets its table anew. Exit code: 1 if anything was found.
+docs/reliability-runs.json, and docs/RELIABILITY.md gets its table anew, every minute and in the end. A run that gets
+SIGTERM or SIGINT leaves the units that are under way, which a later run does again, and writes down the others. Exit
+code: 1 if anything was found, 128 + n if signal n cut the run short.
 """
 
 
@@ -66,41 +72,84 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     asked = arguments(argv)
     if asked.table:
-        write_table(ledger.read())
+        write_table(ledger.read(ledger.PATH))
         return 0
     chosen = [CAMPAIGNS[name] for name in (CAMPAIGNS if "all" in asked.campaign else asked.campaign)]
     if asked.unit is not None:
         return again(chosen[0], asked.unit, asked.only)
-    outcomes = run_all(chosen, hours=asked.hours, goal=asked.goal, seed=asked.seed, jobs=asked.jobs, say=_say)
-    if asked.ledger:
-        note(outcomes, jobs=asked.jobs)
+    ending = Ending()
+    ending.watch()
+    outcomes = run_all(
+        chosen, hours=asked.hours, goal=asked.goal, seed=asked.seed, jobs=asked.jobs, say=_say, ending=ending,
+        to_ledger=asked.ledger,
+    )  # fmt: skip
     for outcome in outcomes:
         print(summary(outcome))
-    return 1 if any(outcome.tally.found for outcome in outcomes) else 0
+    if any(outcome.tally.found for outcome in outcomes):
+        return 1
+    return ending.code if ending else 0
 
 
 def run_all(
-    chosen: Sequence[Campaign], *, hours: float, goal: int | None, seed: int | None, jobs: int, say: Say
+    chosen: Sequence[Campaign],
+    *,
+    hours: float,
+    goal: int | None,
+    seed: int | None,
+    jobs: int,
+    say: Say,
+    ending: Ending,
+    to_ledger: bool,
 ) -> list[Outcome]:
     """One after the other, each with its share of the time that is left."""
     end = time.monotonic() + hours * 3_600
-    known = ledger.read()
-    outcomes = []
+    outcomes: list[Outcome] = []
     for at, campaign in enumerate(chosen):
+        if ending:
+            break
+        known = ledger.read(ledger.PATH)
+        version = version_of(ROOT)
         left = max(0.0, end - time.monotonic())
         share = SHARES[campaign.name] / sum(SHARES[each.name] for each in chosen[at:])
-        done = ledger.sum_up(known, campaign.name, version=version_of(ROOT)).counts[campaign.figure]
+        done = ledger.sum_up(known, campaign.name, version=version).counts[campaign.figure]
         wanted = goal if goal is not None else campaign.goal - done
         if wanted <= 0:
             wanted = campaign.goal  # the ledger has it: once more, with other seeds
-        first = seed if seed is not None else next_seed(known, campaign.name)
+        seeds = itertools.count(seed) if seed is not None else ledger.seeds_left(known, campaign.name, version=version)
+        first = next(seeds)
         say(
             f"{campaign.name}: {wanted:,} {campaign.figure} wanted, {left * share / 60:.0f} minutes, seeds from {first}"
         )
         outcomes.append(
-            run(campaign, goal=wanted, until=time.monotonic() + left * share, first_seed=first, jobs=jobs, say=say)
+            run(
+                campaign,
+                goal=wanted,
+                until=time.monotonic() + left * share,
+                seeds=itertools.chain([first], seeds),
+                jobs=jobs,
+                say=say,
+                ending=ending,
+                note=Noted(version, jobs).note if to_ledger else lambda outcome: None,
+            )
         )
     return outcomes
+
+
+class Noted:
+    """What one run has in the ledger of a campaign."""
+
+    def __init__(self, version: str, jobs: int) -> None:
+        self._version = version
+        self._jobs = jobs
+        self._before: list[ledger.Entry] = []
+
+    def note(self, outcome: Outcome) -> None:
+        version = self._version
+        if version_of(ROOT) != version:  # servers that were started since are of other code
+            version = f"{version.removesuffix('-dirty')}-dirty"
+        entry = ledger.entry_of(outcome, version=version, cores=self._jobs)
+        write_table(ledger.add([entry], ledger.PATH, instead_of=self._before))
+        self._before = [entry]
 
 
 # What a campaign counts, as a figure of tests/figures.py.
@@ -125,10 +174,6 @@ def figures_of(outcomes: Sequence[Outcome]) -> Counter[str]:
     return found
 
 
-def next_seed(entries: Sequence[ledger.Entry], campaign: str) -> int:
-    return max((entry.first_seed + entry.units for entry in entries if entry.campaign == campaign), default=1)
-
-
 def again(campaign: Campaign, seed: int, only: str | None) -> int:
     tally = campaign.run(seed, only)
     print(", ".join(f"{name} {count:,}" for name, count in sorted(tally.counts.items())))
@@ -138,23 +183,25 @@ def again(campaign: Campaign, seed: int, only: str | None) -> int:
     return 1 if tally.found else 0
 
 
+def told_seeds(outcome: Outcome) -> str:
+    told = f"seeds {min(outcome.done)} to {max(outcome.done)}" if outcome.done else "no seed"
+    return told + (f", cut short in {', '.join(map(str, sorted(outcome.cut)))}" if outcome.cut else "")
+
+
 def summary(outcome: Outcome) -> str:
     campaign, tally = outcome.campaign, outcome.tally
     lines = [
         f"{campaign.name}: {outcome.count:,} {campaign.figure} in {outcome.took_s:,.0f} s, {outcome.rate:,.1f}/s, "
-        f"seeds {outcome.first_seed} to {outcome.first_seed + outcome.units - 1}, {tally.found} found",
+        f"{told_seeds(outcome)}, {tally.found} found",
         "    " + ", ".join(f"{name} {count:,}" for name, count in sorted(tally.counts.items())),
     ]
+    if tally.times_ms:
+        lines.append(f"    back after {outcome.median_ms:,.0f} ms (median), {outcome.p99_ms:,.0f} ms (p99)")
     for kind, count in tally.kinds.most_common():
         lines.append(f"  {count} times: {kind}")
     for finding in tally.findings:
         lines.append(f"FOUND {finding.what}\n    again: {finding.repeat(campaign.name)}")
     return "\n".join(lines)
-
-
-def note(outcomes: Sequence[Outcome], *, jobs: int) -> None:
-    version = version_of(ROOT)
-    write_table(ledger.add([ledger.entry_of(each, version=version, cores=jobs) for each in outcomes if each.units]))
 
 
 def version_of(tree: Path) -> str:
@@ -168,8 +215,8 @@ def version_of(tree: Path) -> str:
 
 
 def write_table(entries: Sequence[ledger.Entry]) -> None:
-    path = ROOT / "docs" / "RELIABILITY.md"
-    path.write_text(ledger.put_into(path.read_text(), ledger.table(list(CAMPAIGNS.values()), entries)))
+    made = ledger.put_into(DOCUMENT.read_text(), ledger.table(list(CAMPAIGNS.values()), entries))
+    ledger.write_whole(DOCUMENT, made.encode())
 
 
 _BEGAN = time.monotonic()

@@ -11,13 +11,13 @@ worker; a router with a destination.
                                 once, in order; each job was acked once, or is in the queue
     of the clients              who writes to another shard than the one that died gets no error; nobody waits for more
                                 than 20 s
+    of the processes            the supervisor has as many descriptors after a life as before; a stop ends all of them
     measured                    from the signal until a client is served through the process again, for one that died
                                 alone and for the first time; of router and queue until it is ready
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -26,10 +26,13 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from crash_server import Client, NoAnswer, Server, eventually
+import msgspec
+from crash_server import Client, NoAnswer, Server, children_of, eventually, gone
 
 from topics.shm.counters import State, Word
 from topics.storage.config import owner_of_name
@@ -42,7 +45,8 @@ BATCH = 40
 PATIENCE_S = 20.0
 BACK_WITHIN_S = 30.0
 AWAY_S = 5.0  # for a read after a process is back
-LEAST_RATE = 1_000  # acknowledged records a second
+LEAST_RATE = 1_000  # acknowledged records a second; kills of a life with less do not count
+SPARE_DESCRIPTORS = 4  # of the supervisor: what it has open for a moment
 _DATA = re.compile(rb'\{"b":(\d+),"i":(\d+),"p":"x*"\}')
 
 
@@ -128,8 +132,23 @@ class Topic:
         return owed
 
 
+class _Shown(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    data: msgspec.Raw
+
+
+class _Page(msgspec.Struct):
+    records: list[_Shown]
+    next_from_seq: int
+    caught_up: bool
+    tombstone: dict[str, Any] | None
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+
+
 def read(client: Client, topic: str, from_seq: int) -> list[tuple[int, bytes]]:
-    """(seq, data) of everything behind a seq."""
+    """(seq, data) of everything behind a seq; the data as it was sent, byte for byte."""
     records: list[tuple[int, bytes]] = []
     deadline = time.monotonic() + AWAY_S
     while True:
@@ -139,14 +158,12 @@ def read(client: Client, topic: str, from_seq: int) -> list[tuple[int, bytes]]:
             continue
         if not answer.ok:
             raise Wrong(f"{topic}: a read is answered with {answer.status} {answer.raw[:200]!r}")
-        body = answer.body
-        if body["tombstone"] is not None:
-            raise Wrong(f"{topic}: {body['tombstone']} though nothing may have gone")
-        records += [
-            (each["$seq"], json.dumps(each["data"], separators=(",", ":")).encode()) for each in body["records"]
-        ]
-        from_seq = body["next_from_seq"]
-        if body["caught_up"]:
+        page = _decode_page(answer.raw)
+        if page.tombstone is not None:
+            raise Wrong(f"{topic}: {page.tombstone} though nothing may have gone")
+        records += [(each.seq, bytes(each.data)) for each in page.records]
+        from_seq = page.next_from_seq
+        if page.caught_up:
             return records
 
 
@@ -297,6 +314,7 @@ class Story:
         self.dice = random.Random(f"kills/{seed}")
         self.tally = tally
         self.folder = folder
+        self.life: Counter[str] = Counter()  # kills of the life that there is
         names: dict[int, int] = {}
         topics = []
         for durability in ("fsync", "disk"):
@@ -326,6 +344,7 @@ class Story:
             self._check(server, whole=True)
             self._check_copies(server)
             self._check_jobs(server)
+            self._stop(server)
         finally:
             server.close()
 
@@ -344,6 +363,8 @@ class Story:
         load = Load(server, self.state, pace_s=0.01)
         names = [row.name for row in server.board.rows() if row.name and row.name != "supervisor"]
         todo = self.dice.sample(names, len(names)) + self.dice.sample(names, 2)
+        descriptors = descriptors_of(server.pid)
+        self.life.clear()
         try:
             while todo:
                 victims = [todo.pop()]
@@ -351,32 +372,57 @@ class Story:
                     victims.append(todo.pop())
                 time.sleep(self.dice.uniform(0.05, 0.3))
                 self._kill(server, load, victims)
-            rate = load.records / (time.monotonic() - load.began)
-            self.tally.add("records", load.records)
-            self.tally.add("load_ms", int((time.monotonic() - load.began) * 1_000))
-            if rate < LEAST_RATE:
-                self.tally.add("lives_below_the_rate")
+            records, seconds = load.records, time.monotonic() - load.began
+            self._check_descriptors(server, descriptors)
             # The supervisor, and with it all: often alone, sometimes with a child.
             if self.dice.random() < 0.3:
                 server.signal_child(self.dice.choice(names))
-                self.tally.add("kills")
-                self.tally.add("pairs")
+                self.life.update(kills=1, pairs=1)
             os.kill(server.pid, signal.SIGKILL)
             server.popen.wait()
-            self.tally.add("kills")
-            self.tally.add("kills_supervisor")
+            self.life.update(kills=1, kills_supervisor=1)
+            self._count(records, seconds)
         finally:
             load.stopping.set()
         load.finish()
+
+    def _count(self, records: int, seconds: float) -> None:
+        """The kills of a life, for the goal if enough was written meanwhile."""
+        self.tally.add("records", records)
+        self.tally.add("load_ms", int(seconds * 1_000))
+        if records >= LEAST_RATE * seconds:
+            self.tally.counts.update(self.life)
+        else:
+            self.tally.add("lives_below_the_rate")
+            self.tally.add("uncounted_kills", self.life["kills"])
+
+    def _check_descriptors(self, server: Server, before: int) -> None:
+        def few() -> bool:
+            return descriptors_of(server.pid) <= before + SPARE_DESCRIPTORS
+
+        try:
+            eventually(few, within_s=5.0)
+        except AssertionError:
+            now = descriptors_of(server.pid)
+            raise Wrong(
+                f"the supervisor has {now} descriptors after {self.life['kills']} kills, had {before}"
+            ) from None
+
+    def _stop(self, server: Server) -> None:
+        """In order, and nothing of it is left."""
+        tree = children_of(server.pid)
+        if (code := server.stop()) != 0:
+            raise Wrong(f"a stop ended with {code}:\n{server.log()[-2_000:]}")
+        if left := [pid for pid in tree if not gone(pid)]:
+            raise Wrong(f"{len(left)} processes outlive a stop: {left}")
 
     def _kill(self, server: Server, load: Load, victims: list[str]) -> None:
         pids = {name: server.pid_of(name) for name in victims}
         began = time.monotonic()
         for name, pid in pids.items():
             os.kill(pid, signal.SIGKILL)
-            self.tally.add("kills")
-            self.tally.add(f"kills_{name.partition('-')[0]}")
-        self.tally.add("pairs", len(victims) - 1)
+            self.life.update(["kills", f"kills_{name.partition('-')[0]}"])
+        self.life["pairs"] += len(victims) - 1
         for name, pid in pids.items():
             _wait_back(server, name, pid)
             self._wait_served(server, name)
@@ -465,6 +511,10 @@ class Story:
         client.close()
 
 
+def descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 def _wait_back(server: Server, name: str, pid: int) -> None:
     deadline = time.monotonic() + BACK_WITHIN_S
     while True:
@@ -481,12 +531,15 @@ def _wait_back(server: Server, name: str, pid: int) -> None:
 def run(seed: int, only: str | None = None) -> Tally:
     tally = Tally()
     folder = Path(tempfile.mkdtemp(prefix="topics-kills-"))
+    kept = False
     try:
         Story(seed, folder, tally).run()
     except (Wrong, NoAnswer, AssertionError) as wrong:
         tally.find(Finding(seed, "", f"{wrong}\n    folder: {folder}"))
-        return tally  # the folder is kept
-    shutil.rmtree(folder, ignore_errors=True)
+        kept = True
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
     return tally
 
 

@@ -11,11 +11,12 @@ shards. When it is quiet again everything is checked, then all processes are kil
     a -> b -> c                      b: each record of a once, in order, and each that was written to b; c: as b
     r1 <-> r2                        each record that was written to either is once in both
     queue                            a job is acked by one answer at most, and delivered until then
+    a copy that was read             keeps its seq
     every request                    is answered within 20 s, and with a 5xx only while something is away
 
 The same seed is the same list. What the kernel does in which order is not repeated: a failure may need several runs.
 A history that fails is run again, shorter and shorter, some times, and the shortest that failed is kept as JSON:
-`--only FILE` runs it.
+`--only FILE` runs it. The log of its server lies beside it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from crash_oracle import Fate, Oracle, TopicLedger
@@ -49,11 +51,13 @@ EVERY_MS = 25  # of a client
 DISK_BYTES = 96 << 20
 PATIENCE_S = 20.0
 TRIES = 6  # to make a failing history shorter
+CALM_AFTER_S = 1.0  # when everything is ready again: until everybody has heard of it
 MOST_DEATHS = 4  # of one process in one life: after that it stays down
 
 LOGS = {"f0": "fsync", "f1": "fsync", "d0": "disk", "d1": "disk", "m0": "memory", "e0": "ephemeral", "cap0": "disk"}
 AGAIN = ("again0", "again1")  # dropped and made again
 DIRECT = ("a", "b", "r1", "r2")
+COPIES = "c"  # written by a router only
 ROUTES = (("a", "b"), ("b", "c"), ("r1", "r2"), ("r2", "r1"))
 QUEUE = "jobs"
 HOUR_MS = 3_600_000
@@ -77,7 +81,7 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
 def plan(seed: int, seconds: float = SECONDS) -> list[Operation]:
     dice = random.Random(f"walks/{seed}")
     found: list[Operation] = []
-    homes = {name: at % CLIENTS for at, name in enumerate((*LOGS, *AGAIN, *DIRECT, QUEUE))}
+    homes = {name: at % CLIENTS for at, name in enumerate((*LOGS, *AGAIN, *DIRECT, QUEUE, COPIES))}
     for who in range(CLIENTS):
         mine = [name for name, home in homes.items() if home == who]
         at = 0.0
@@ -98,8 +102,10 @@ def plan(seed: int, seconds: float = SECONDS) -> list[Operation]:
 def _what(dice: random.Random, topic: str) -> str:
     if topic == QUEUE:
         return dice.choice(("produce", "claim", "claim"))
+    if topic == COPIES:
+        return "look"
     if topic in DIRECT:
-        return "write"
+        return dice.choices(("write", "look"), (6, 1))[0]
     if topic == "cap0":
         return dice.choice(("append", "append", "read"))
     if topic in AGAIN:
@@ -133,9 +139,19 @@ class World:
         self.port = free_port()
         self.shards = 2
         self.deaths: Counter[str] = Counter()
-        self.server = self._start()
+        self._server: Server | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self) -> Server:
+    @property
+    def server(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    def _start(self) -> None:
         env = {
             "TOPICS_PORT": str(self.port),
             "TOPICS_WAL_FILE_BYTES": str(1 << 20),
@@ -144,9 +160,8 @@ class World:
             "TOPICS_CACHE_BYTES": str(256 << 10),
         }
         self.deaths.clear()
-        server = Server(self.mount / "data", shards=self.shards, env=env, beside=self.base)
-        server.wait_ready()
-        return server
+        self._server = Server(self.mount / "data", shards=self.shards, env=env, beside=self.base)
+        self._server.wait_ready()
 
     def restart(self, *, kill: bool, shards: int | None = None) -> None:
         if kill:
@@ -154,7 +169,7 @@ class World:
         elif (code := self.server.stop()) != 0:
             raise Wrong(f"a stop ended with {code}:\n{self.server.log()[-2_000:]}")
         self.shards = shards or self.shards
-        self.server = self._start()
+        self._start()
 
     def fill(self) -> None:
         with contextlib.suppress(OSError), (self.mount / "filler").open("ab", buffering=0) as file:
@@ -164,10 +179,56 @@ class World:
     def free(self) -> None:
         (self.mount / "filler").unlink(missing_ok=True)
 
+    def level(self, killed: set[int]) -> bool:
+        """Whether nothing is away: all processes are there, not those that were killed, and clients are served."""
+        rows = [row for row in self.server.board.rows() if row.name]
+        if any(row.state is not State.READY or row[Word.PID] in killed for row in rows if row.name != "supervisor"):
+            return False
+        try:
+            return self.server.ready().ok
+        except NoAnswer:
+            return False
+
     def close(self) -> None:
-        self.server.close()
-        if self.small:
-            subprocess.run(["umount", "--lazy", str(self.mount)], check=False)
+        try:
+            if self._server is not None:
+                self._server.close()
+        finally:
+            if self.small:
+                subprocess.run(["umount", "--lazy", str(self.mount)], check=False)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An answer with a 5xx."""
+
+    sent: float
+    answered: float
+    what: str
+
+
+class Witness(Client):
+    """A client that notes which answers blame the server."""
+
+    def __init__(self, port: int, refusals: list[Refusal], *, timeout_s: float) -> None:
+        super().__init__(port, timeout_s=timeout_s)
+        self._refusals = refusals
+
+    def call(self, method: str, path: str, body: Any = None) -> Answer:
+        sent = time.monotonic()
+        answer = super().call(method, path, body)
+        if answer.status >= 500:
+            what = f"{method} {path}: {answer.status} {answer.raw[:200]!r}"
+            self._refusals.append(Refusal(sent, time.monotonic(), what))
+        return answer
+
+
+def unexcused(refusals: Sequence[Refusal], away: Sequence[tuple[float, float]]) -> list[Refusal]:
+    """Those that were given while nothing was away; away: from, until."""
+    return [
+        each
+        for each in refusals
+        if not any(since <= each.answered and each.sent <= until + CALM_AFTER_S for since, until in away)
+    ]
 
 
 # --- who does it -------------------------------------------------------------------------------------
@@ -185,7 +246,10 @@ class Walk:
         self.acked: dict[int, float] = {}
         self.unsure: set[int] = set()
         self.stopping = threading.Event()
-        self.calm = True  # nothing is away, and nothing was a moment ago
+        self.seen: dict[str, dict[int, str]] = {name: {} for name in (*DIRECT, COPIES)}
+        self.refusals: list[Refusal] = []
+        self.away: list[tuple[float, float]] = []
+        self._away_since: float | None = None
         self._killed: set[int] = set()  # pids
         self._errors: list[BaseException] = []
         self._generation: Counter[str] = Counter()
@@ -209,6 +273,7 @@ class Walk:
                 raise self._errors[0]
             self.tally.add("seconds", round(time.monotonic() - began))
             self._quiet()
+            self._check_refusals()
             self._check("when it was quiet")
             self.world.restart(kill=True)
             self.oracle.restarted()
@@ -239,15 +304,19 @@ class Walk:
         client.close()
 
     def _follow(self, who: int, began: float) -> None:
-        client = Client(self.world.port, timeout_s=PATIENCE_S)
+        client = Witness(self.world.port, self.refusals, timeout_s=PATIENCE_S)
         try:
             for operation in self.operations:
                 if operation.who != who:
                     continue
+                if who < 0:
+                    self._wait_level(began + operation.at_ms / 1_000)
                 delay = began + operation.at_ms / 1_000 - time.monotonic()
                 if self.stopping.wait(max(0.0, delay)):
                     return
                 if who < 0:
+                    if self._away_since is None:
+                        self._away_since = time.monotonic()
                     self._trouble(operation)
                     continue
                 sent = time.monotonic()
@@ -263,6 +332,21 @@ class Walk:
             self.stopping.set()
         finally:
             client.close()
+
+    def _wait_level(self, until: float) -> None:
+        """Until nothing is away, or somebody makes trouble again."""
+        while self._away_since is not None and time.monotonic() < until and not self.stopping.wait(0.02):
+            if self.world.level(self._killed):
+                self.away.append((self._away_since, time.monotonic()))
+                self._away_since = None
+
+    def _check_refusals(self) -> None:
+        if self._away_since is not None:
+            self.away.append((self._away_since, time.monotonic()))
+        self.tally.add("refusals", len(self.refusals))
+        self.tally.add("away_ms", round(1_000 * sum(until - since for since, until in self.away)))
+        if found := unexcused(self.refusals, self.away):
+            raise Wrong(f"a request is refused while nothing is away: {found[0].what}; {len(found)} of them")
 
     # --- clients ---
 
@@ -298,6 +382,8 @@ class Walk:
                 ledger.put(client, idempotency_window_ms=HOUR_MS, priority=number)
             case "read":
                 self._read(client, name)
+            case "look":
+                self._look(client, name, number)
             case "recreate":
                 self._recreate(client, name)
             case "write":
@@ -336,6 +422,20 @@ class Walk:
             seqs = [record["$seq"] for record in answer.body["records"]]
             if seqs != sorted(set(seqs)):
                 raise Wrong(f"{name}: a read answers with seqs {seqs}")
+
+    def _look(self, client: Client, name: str, number: int) -> None:
+        """At the last records, and some that were read before."""
+        seen = self.seen[name]
+        answer = client.diff(name, max(0, max(seen, default=0) - number), limit=100)
+        if answer.ok:
+            if answer.body["tombstone"] is not None:
+                raise Wrong(f"{name}: {answer.body['tombstone']} though nothing may have gone")
+            self._see(name, [(record["$seq"], record["data"]) for record in answer.body["records"]])
+
+    def _see(self, name: str, records: list[tuple[int, str]]) -> None:
+        for seq, text in records:
+            if self.seen[name].setdefault(seq, text) != text:
+                raise Wrong(f"{name}: seq {seq} is {text}, and was {self.seen[name][seq]}")
 
     def _recreate(self, client: Client, name: str) -> None:
         gone = self._insist(client, lambda: client.call("DELETE", f"/v0/topics/{name}"))
@@ -449,14 +549,14 @@ class Walk:
         finally:
             client.close()
 
-    def _all(self, client: Client, name: str) -> list[str]:
-        found: list[str] = []
+    def _all(self, client: Client, name: str) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
         at = 0
         while True:
             answer = client.diff(name, at, limit=1_000)
             if not answer.ok:
                 raise Wrong(f"{name}: a read is answered with {answer.status} {answer.raw[:200]!r}")
-            found += [record["data"] for record in answer.body["records"]]
+            found += [(record["$seq"], record["data"]) for record in answer.body["records"]]
             at = answer.body["next_from_seq"]
             if answer.body["caught_up"]:
                 return found
@@ -476,7 +576,8 @@ class Walk:
         with contextlib.suppress(AssertionError):
             eventually(there, within_s=20.0, what="copies")
         for name, texts in wanted.items():
-            found = self._all(client, name)
+            rows = self._all(client, name)
+            found = [text for _, text in rows]
             lacking, surplus = Counter(texts) - Counter(found), Counter(found) - Counter(texts)
             if lacking or surplus:
                 raise Wrong(
@@ -487,6 +588,9 @@ class Walk:
                 mine = [text for text in found if text.startswith(f"{source}-")]
                 if mine != self.written[source] and mine:
                     raise Wrong(f"{when}: {name} has the records of {source} in another order")
+            self._see(name, rows)  # each is there once: one at another seq is another record at its own
+            if moved := self.seen[name].keys() - dict(rows).keys():
+                raise Wrong(f"{when}: {name}: seqs {sorted(moved)[:3]} have been read, and are nobody's now")
             self.tally.add("checked", len(found))
 
     def _check_jobs(self, client: Client, when: str) -> None:
@@ -512,12 +616,15 @@ class Walk:
 # --- the campaign ------------------------------------------------------------------------------------
 
 
-def play(operations: list[Operation], tally: Tally) -> str | None:
-    """What was wrong."""
+def play(operations: list[Operation], tally: Tally, *, keep_log: Path | None = None) -> str | None:
+    """What was wrong. keep_log: where to put the server's log then."""
     base = Path(tempfile.mkdtemp(prefix="topics-walk-"))
     try:
         Walk(operations, base, tally).run()
     except (Wrong, AssertionError, NoAnswer, subprocess.TimeoutExpired) as wrong:
+        with contextlib.suppress(OSError):
+            if keep_log is not None:
+                shutil.copyfile(base / "data.log", keep_log)
         return f"{wrong}"
     finally:
         shutil.rmtree(base, ignore_errors=True)
@@ -528,7 +635,8 @@ def run(seed: int, only: str | None = None, *, tries: int = TRIES) -> Tally:
     """only: a file of operations instead of those of the seed."""
     tally = Tally()
     operations = plan(seed) if only is None else msgspec.json.decode(Path(only).read_bytes(), type=list[Operation])
-    wrong = play(operations, tally)
+    log = Path(tempfile.gettempdir()) / f"topics-walk-{seed}.log"
+    wrong = play(operations, tally, keep_log=log)
     tally.add("runs")
     tally.add("operations", len(operations))
     if wrong is None:
@@ -545,7 +653,8 @@ def run(seed: int, only: str | None = None, *, tries: int = TRIES) -> Tally:
             seed,
             "",
             f"{wrong}\n    {len(short)} of {len(operations)} operations still fail, after {used} tries:\n"
-            f"    .venv/bin/python tests/exhaustive.py --campaign walks --unit {seed} --only {kept}",
+            f"    .venv/bin/python tests/exhaustive.py --campaign walks --unit {seed} --only {kept}\n"
+            f"    the log of the server: {log}",
         )
     )
     return tally

@@ -381,7 +381,7 @@ class Page(msgspec.Struct):
 
 def shown(stored: list[Stored]) -> list[Stored]:
     """Naive records as a reader can tell them apart."""
-    return [replace(one, logged=True) for one in stored]
+    return [one if one.logged else replace(one, logged=True) for one in stored]
 
 
 def batch_of(records: list[Record]) -> tuple[bytes, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from topics.storage.manifest import Manifest, decode_manifest, encode_manifest
 
 def test_some_flips_of_every_kind_of_file() -> None:
     with apart():
-        tally = bitflips.run(3, every=41)
+        tally = bitflips.run(3, every=5)
     assert not tally.findings, tally.findings[0].what
     for kind in ("flips_wal", "flips_data", "flips_idx", "flips_snap", "flips_json", "flips_routers"):
         assert tally.counts[kind], kind
@@ -30,8 +32,45 @@ def test_some_flips_of_every_kind_of_file() -> None:
 def test_a_checksum_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "xxh3_64_intdigest", lambda data: xxh3_64_intdigest(data[:56]))
     with apart():
-        tally = bitflips.run(3, every=41)
+        tally = bitflips.run(3, every=5)
     assert tally.counts["wrongly"] == tally.found > 0
+
+
+def test_the_goal_is_every_bit_of_every_byte_and_no_less(tmp_path: Path) -> None:
+    with small_limits(), apart():
+        whole = bitflips.build(tmp_path / "one")
+        again = bitflips.build(tmp_path / "two")
+    found: Counter[tuple[str, int, int]] = Counter()
+    sizes = []
+    for seed in range(1_000, 1_000 + bitflips.ROW):
+        bit, chosen = bitflips.chosen_by(seed, whole)
+        found.update((file, at, bit) for _, (file, at) in chosen)
+        sizes.append(len(chosen))
+    everything = {(file, at, bit) for file, at in bitflips.places(whole) for bit in range(8)}
+    assert found == Counter(everything), "each bit once"
+    assert list(bitflips.places(whole)) == list(bitflips.places(again)), "units of one row mean the same bytes"
+    goal = bitflips.CAMPAIGN.goal
+    assert len(everything) - min(sizes) < goal <= len(everything), "set the goal of the campaign anew"
+    on_disk = {
+        os.path.relpath(path, tmp_path / "one"): path for path in (tmp_path / "one").rglob("*") if path.is_file()
+    }
+    assert set(on_disk) == set(whole.contents)
+    kinds = {path.suffix or path.name for path in on_disk.values()}
+    assert kinds == {".wal", ".snap", ".data", ".idx", ".json", "routers"}
+
+
+def test_a_copy_is_the_folder(tmp_path: Path) -> None:
+    with small_limits(), apart():
+        whole = bitflips.build(tmp_path / "one")
+    bitflips.copy(whole, tmp_path / "two")
+
+    def tree(folder: Path) -> dict[str, bytes | None]:
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+            for path in folder.rglob("*")
+        }
+
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
 # --- what it has found ---

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
+from campaigns import kills
 from campaigns.campaign import Tally
 from campaigns.kills import Actor, Topic, Trouble, Writer, Wrong
 from campaigns.kills import Story as KillStory
@@ -17,6 +19,7 @@ class Answer:
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
+        self.raw = json.dumps(body, separators=(",", ":")).encode()
 
 
 class Pages:
@@ -120,3 +123,52 @@ def test_a_bystander_that_got_an_error() -> None:
     story._check_bystanders(load, ["shard-0"], 6.0)
     with pytest.raises(Wrong, match="shard-0 died"):
         story._check_bystanders(load, ["shard-0"], 4.0)
+
+
+def test_kills_count_for_the_goal_under_load_only() -> None:
+    story = KillStory.__new__(KillStory)
+    story.tally, story.life = Tally(), Counter(kills=9, kills_shard=4, pairs=2)
+    story._count(10_000, 9.0)
+    assert story.tally.counts == {"kills": 9, "kills_shard": 4, "pairs": 2, "records": 10_000, "load_ms": 9_000}
+    story._count(8_000, 9.0)
+    assert story.tally.counts["kills"] == 9
+    assert (story.tally.counts["lives_below_the_rate"], story.tally.counts["uncounted_kills"]) == (1, 9)
+
+
+def test_a_stop_that_leaves_a_process_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Server:
+        pid, code = 1, 0
+
+        def stop(self) -> int:
+            return self.code
+
+        def log(self) -> str:
+            return ""
+
+    monkeypatch.setattr(kills, "children_of", lambda pid: [2, 3])
+    monkeypatch.setattr(kills, "gone", lambda pid: True)
+    story, server = KillStory.__new__(KillStory), Server()
+    story._stop(server)  # type: ignore[arg-type]
+    monkeypatch.setattr(kills, "gone", lambda pid: pid == 2)
+    with pytest.raises(Wrong, match=r"outlive a stop: \[3\]"):
+        story._stop(server)  # type: ignore[arg-type]
+    server.code = 1
+    with pytest.raises(Wrong, match="ended with 1"):
+        story._stop(server)  # type: ignore[arg-type]
+
+
+def test_descriptors_that_every_kill_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    story: Any = KillStory.__new__(KillStory)
+    story.life = Counter(kills=9)
+    server: Any = Writer.__new__(Writer)
+    server.pid = 1
+    monkeypatch.setattr(kills, "descriptors_of", lambda pid: 39)
+    monkeypatch.setattr(kills, "eventually", lambda look, **more: look() or pytest.fail("many"))
+    story._check_descriptors(server, 37)
+    monkeypatch.setattr(kills, "eventually", refuse)
+    with pytest.raises(Wrong, match="has 39 descriptors after 9 kills, had 20"):
+        story._check_descriptors(server, 20)
+
+
+def refuse(look: Any, **more: Any) -> None:
+    assert look()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import pytest
 from campaigns import walks
 from campaigns.campaign import Tally
 from campaigns.shrinking import shrink
-from campaigns.walks import DIRECT, LOGS, QUEUE, Operation, Walk, Wrong, plan
+from campaigns.walks import DIRECT, LOGS, QUEUE, Operation, Refusal, Walk, World, Wrong, plan
 
 
 def test_a_seed_is_a_list_of_operations_of_all_kinds() -> None:
@@ -24,7 +26,7 @@ def test_a_seed_is_a_list_of_operations_of_all_kinds() -> None:
     assert msgspec.json.decode(msgspec.json.encode(operations), type=list[Operation]) == operations
     many = Counter(each.what for seed in range(12) for each in plan(seed))
     faults = {"kill", "pair", "tree", "pause", "fill", "reload", "restart", "reshard"}
-    work = {"append", "keyed", "long", "delete_tag", "delete_before", "put", "read", "recreate", "write"}
+    work = {"append", "keyed", "long", "delete_tag", "delete_before", "put", "read", "recreate", "write", "look"}
     assert set(many) == faults | work | {"produce", "claim"}
     homes: dict[str, set[int]] = {}
     for each in operations:
@@ -49,7 +51,7 @@ def test_a_list_is_made_as_short_as_the_tries_allow() -> None:
 def test_a_failing_history_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
 
-    def play(operations: list[Operation], tally: Tally) -> str | None:
+    def play(operations: list[Operation], tally: Tally, **more: object) -> str | None:
         return "lost" if any(each.what == "reshard" for each in operations) else None
 
     monkeypatch.setattr(walks, "play", play)
@@ -86,7 +88,7 @@ class Client:
 
     def diff(self, topic: str, from_seq: int, **more: object) -> Answer:
         rows = [{"$seq": at, "data": text} for at, text in enumerate(self.records[topic], 1)]
-        return Answer({"records": rows, "next_from_seq": len(rows), "caught_up": True})
+        return Answer({"records": rows, "next_from_seq": len(rows), "caught_up": True, "tombstone": None})
 
     def call(self, method: str, path: str, body: Any) -> Answer:
         if path.endswith("/claim"):
@@ -101,6 +103,7 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> Walk:
     made = Walk.__new__(Walk)
     made.tally = Tally()
     made.written = {name: [f"{name}-1", f"{name}-2"] for name in DIRECT}
+    made.seen = {name: {} for name in WHOLE}
     made.produced, made.acked, made.unsure = {1: 1, 2: 2}, {1: 0.0}, set()
     return made
 
@@ -117,6 +120,56 @@ WHOLE = {
 def test_whole_destinations_pass(walk: Walk) -> None:
     walk._check_copies(Client(WHOLE), "now")  # type: ignore[arg-type]
     assert walk.tally.counts["checked"] == 18
+
+
+def test_a_copy_that_was_read_at_another_seq(walk: Walk) -> None:
+    walk._look(Client(WHOLE), "c", 3)  # type: ignore[arg-type]
+    walk._check_copies(Client(WHOLE), "now")  # type: ignore[arg-type]
+    swapped = {**WHOLE, "c": ["b-1", "a-1", "b-2", "a-2"]}
+    for later in (walk._check_copies, lambda client, _: walk._look(client, "c", 12)):
+        with pytest.raises(Wrong, match="c: seq 1 is b-1, and was a-1"):
+            later(Client(swapped), "later")  # type: ignore[arg-type]
+    walk.seen["c"] = {7: "a-2"}
+    with pytest.raises(Wrong, match=r"seqs \[7\] have been read"):
+        walk._check_copies(Client(WHOLE), "later")  # type: ignore[arg-type]
+
+
+def test_a_5xx_while_nothing_is_away(walk: Walk) -> None:
+    walk.away, walk._away_since = [(10.0, 11.0), (20.0, 22.0)], None
+    walk.refusals = [Refusal(9.0, 10.5, "503"), Refusal(11.5, 11.6, "503"), Refusal(10.1, 10.2, "507")]
+    walk._check_refusals()
+    assert (walk.tally.counts["refusals"], walk.tally.counts["away_ms"]) == (3, 3_000)
+    walk.refusals.append(Refusal(15.0, 15.1, "GET /v0/topics/d0: 500"))
+    with pytest.raises(Wrong, match="nothing is away: GET /v0/topics/d0: 500; 1 of them"):
+        walk._check_refusals()
+
+
+def test_a_server_that_does_not_start_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    class Server:
+        def __init__(self, *more: object, **named: object) -> None:
+            pass
+
+        def wait_ready(self) -> None:
+            raise AssertionError("not ready")
+
+        def close(self) -> None:
+            ended.append("server")
+
+    def run(command: list[str], **more: object) -> Done:
+        ended.append(command[0])
+        return Done()
+
+    monkeypatch.setattr(walks, "Server", Server)
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(AssertionError, match="not ready"):
+        World(tmp_path)
+    assert ended == ["mount", "server", "umount"]
+
+
+class Done:
+    returncode = 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import time
 from pathlib import Path
@@ -31,7 +32,12 @@ COUNTING = Campaign("counting", "things that are counted", 1_000, "things", coun
 def run(goal: int, *, seconds: float = 60.0, first_seed: int = 1) -> Outcome:
     said: list[str] = []
     outcome = campaign.run(
-        COUNTING, goal=goal, until=time.monotonic() + seconds, first_seed=first_seed, jobs=2, say=said.append
+        COUNTING,
+        goal=goal,
+        until=time.monotonic() + seconds,
+        seeds=itertools.count(first_seed),
+        jobs=2,
+        say=said.append,
     )
     assert said, "long work says how it goes"
     return outcome
@@ -77,7 +83,7 @@ def test_figures_of_runs_add_up_and_a_run_that_is_repeated_replaces_itself(tmp_p
     total = ledger.sum_up(entries, "counting")
     assert total.counts["things"] == entry.counts["things"] + later.counts["things"]
     assert total.worst_p99_ms >= 100
-    assert driver.next_seed(entries, "counting") == later.first_seed + later.units
+    assert next(ledger.seeds_left(entries, "counting", version="v")) == later.first_seed + later.units
     [row] = ledger.table([COUNTING], entries).splitlines()[2:]
     assert f"| `v` | {total.counts['things']:,} | {total.findings} |" in row
 
@@ -93,6 +99,34 @@ def test_figures_of_older_code_are_apart(tmp_path: Path) -> None:
     [row] = ledger.table([COUNTING], entries).splitlines()[2:]
     assert f"| `new` | {fresh.counts['things']:,} | " in row
     assert f"| {entries[0].counts['things']:,} | " in row
+
+
+def test_seeds_of_units_that_were_cut_are_done_by_the_next_run_of_the_same_code(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    outcome = Outcome(COUNTING, Tally(), done={3, 4, 6, 9})
+    entry = ledger.entry_of(outcome, version="v", cores=2)
+    assert (entry.first_seed, entry.units, entry.left_out) == (3, 4, [5, 7, 8])
+    assert entry.seeds == outcome.done
+    entries = ledger.add([entry], path)
+    assert list(itertools.islice(ledger.seeds_left(entries, "counting", version="v"), 5)) == [5, 7, 8, 10, 11]
+    assert next(ledger.seeds_left(entries, "counting", version="newer")) == 10, (
+        "the cases of a row of seeds are one code"
+    )
+    assert next(ledger.seeds_left(entries, "another", version="v")) == 1
+    more = ledger.entry_of(Outcome(COUNTING, Tally(), done={5, 8, 10}), version="v", cores=2)
+    entries = ledger.add([more], path)
+    assert list(itertools.islice(ledger.seeds_left(entries, "counting", version="v"), 2)) == [7, 11]
+
+
+def test_a_run_that_writes_again_replaces_what_it_has_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    others = ledger.entry_of(Outcome(COUNTING, Tally(), done={1}), version="v", cores=2)
+    ledger.add([others], path)
+    first = ledger.entry_of(Outcome(COUNTING, Tally(), done={6}), version="v", cores=2)
+    ledger.add([first], path)
+    second = ledger.entry_of(Outcome(COUNTING, Tally(), done={5, 6}), version="v", cores=2)
+    assert ledger.add([second], path, instead_of=[first]) == [others, second]
+    assert [each.name for each in tmp_path.iterdir()] == ["runs.json"]
 
 
 def test_code_is_named_by_the_last_commit_that_changed_the_program(tmp_path: Path) -> None:

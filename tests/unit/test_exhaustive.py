@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -145,7 +146,7 @@ def project(tmp_path: Path) -> Path:
         (tests / name).write_text(text)
     (tests / "conftest.py").write_text("import figures\ndef pytest_configure(config): figures.attend(config)\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for name in ("exhaustive.py", "figures.py"):
+    for name in ("exhaustive.py", "figures.py", "offspring.py"):
         (tests / name).write_text((TESTS / name).read_text())
     return tmp_path
 
@@ -175,6 +176,29 @@ def test_a_run_sums_and_names_what_failed(project: Path) -> None:
     (output,) = (project / "logs").glob("*-fuzz-fuzz-test_bad/output.txt")
     assert "figures.LOST.add(2)" in output.read_text()
     assert not list((project / "logs").glob("*test_good*")), "only what failed is kept"
+
+
+def test_a_run_that_is_told_to_end_leaves_no_process_behind(project: Path) -> None:
+    (project / "tests/recovery/test_stuck.py").write_text(
+        "import pathlib, subprocess, time\n"
+        "def test_stuck():\n"
+        "    server = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"    pathlib.Path({str(project)!r}, 'new').write_text(str(server.pid))\n"
+        f"    pathlib.Path({str(project)!r}, 'new').rename(pathlib.Path({str(project)!r}, 'pid'))\n"
+        "    time.sleep(600)\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTEST_"))}
+    command = [sys.executable, "tests/exhaustive.py", "--family", "recovery", "--rounds", "1", "--jobs", "2"]
+    with subprocess.Popen(command, cwd=project, env=kept, stdout=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 60
+        while not (project / "pid").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        run.terminate()
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM, said
+    assert "cut short by signal 15" in said
+    assert not Path("/proc", (project / "pid").read_text()).exists()
 
 
 def test_a_step_without_a_verdict_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
