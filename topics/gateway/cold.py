@@ -84,13 +84,10 @@ class _Life:
         self.hosts: list[bytes] = []
         self.outlet: ColdOutlet | None = None  # if the answer is a stream
         self.waits = False  # for an answer
+        self.answered = False  # the answer is made, and compressed if it is to be
         self._answered = trio.Event()
         self._response: Response | None = None
         self._over = False
-
-    @property
-    def answered(self) -> bool:
-        return self._response is not None
 
     @property
     def gone(self) -> bool:
@@ -382,6 +379,7 @@ class ColdLane:
 
     def _note(self, life: _Life, response: Response, own: bytes | None, method: str, path: str) -> None:
         """For the counters and the log."""
+        life.answered = True
         took_us = (time.perf_counter_ns() - life.started_ns) // 1_000
         if self._meter is not None:
             self._meter.count(life.number, response.status, took_us)

@@ -24,6 +24,8 @@ For a connection that is gone nothing is sent: Hypercorn may learn of it within 
 from __future__ import annotations
 
 import math
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote_from_bytes
@@ -53,6 +55,8 @@ _EVENTS = b"text/event-stream"
 _LOOK_S = 0.02
 _LINGER_S = 2.0  # how long a client may take to end its side of a tunnel when we have ended ours
 
+_U64 = struct.Struct("=Q")
+_ACKED_AT = 120  # tcpi_bytes_acked in struct tcp_info, linux/tcp.h
 _FIELD_BYTES = 32  # what a header costs beside its name and value (RFC 9113, 6.5.2)
 
 Serve = Callable[["Tunnel"], Awaitable[None]]
@@ -79,7 +83,8 @@ class Server(TCPServer):  # type: ignore[misc]
         self._serve_tunnel = serve_tunnel
         self._patience_s = patience_s  # how long a client may take nothing of what waits for it
         self._rate = rate  # what it must take per second after that
-        self._sends_since: float | None = None  # a send that the socket has not taken
+        self._sends = False  # the socket has not taken all that it was given ...
+        self._pace: Pace | None = None  # ... and how its client takes that, from the first look on
         self._scope = trio.CancelScope()  # around everything that is done for it
         self._retiring = trio.Event()
         self._begun = False  # there is a protocol
@@ -147,28 +152,62 @@ class Server(TCPServer):  # type: ignore[misc]
     async def _send(self, data: bytes) -> None:
         gone = False
         async with self.send_lock:
-            self._sends_since = trio.current_time()
+            self._sends, self._pace = True, None
             try:
                 await self.stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 gone = True
-            self._sends_since = None
+            self._sends = False
         if gone:
             await self.protocol.handle(Closed())
 
     async def _watch_reader(self, tasks: TaskGroup) -> None:
         """A client that takes nothing of what waits for it, or next to nothing, is given up: the stream, or the
-        connection if it takes no bytes at all. Event streams and tunnels have a patience of their own."""
+        connection if that is what its socket says. Event streams and tunnels have a patience of their own. A stream
+        that has window left waits for the socket, or for its turn: its client is judged by what the socket gets rid of.
+        """
         while True:
             await trio.sleep(min(1.0, self._patience_s / 2))
             now = trio.current_time()
-            if self._sends_since is not None and now - self._sends_since > self._patience_s:
+            if self._sends and self._dawdles(now):
                 self._scope.cancel()
             for stream_id, buffer in list(self.protocol.stream_buffers.items()):
-                if buffer.dawdles(now, patience_s=self._patience_s, rate=self._rate):
+                if self._sends and self.protocol.has_window(stream_id):
+                    buffer.begin_wait(now)
+                elif buffer.dawdles(now, patience_s=self._patience_s, rate=self._rate):
                     buffer.lasts = True  # not for long, but it is judged
                     self._unread.give_up(now - self._patience_s / 2)
                     tasks.spawn(self.protocol.give_up, stream_id)  # which may have to wait for the socket; we must not
+
+    def _dawdles(self, now: float) -> bool:
+        acknowledged = _acknowledged(self.stream.socket)
+        if self._pace is None:
+            self._pace = Pace(now, acknowledged)
+        return self._pace.dawdles(now, acknowledged, patience_s=self._patience_s, rate=self._rate)
+
+
+def _acknowledged(sock: trio.socket.SocketType) -> int:
+    """Bytes that the peer's kernel has taken so far; 0 if ours can't be asked."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + _U64.size)
+    except OSError:
+        return 0
+    return int(_U64.unpack_from(info, _ACKED_AT)[0]) if len(info) == _ACKED_AT + _U64.size else 0
+
+
+class Pace:
+    """How a client takes what waits in its socket. We are told that there is room in lumps of a third of the socket's
+    buffer, so what it takes is judged by what its kernel acknowledges: a slow reader is no dead one."""
+
+    def __init__(self, now: float, acknowledged: int) -> None:
+        self._since = self._moved = now
+        self._first = self._last = acknowledged
+
+    def dawdles(self, now: float, acknowledged: int, *, patience_s: float, rate: int) -> bool:
+        if acknowledged > self._last:
+            self._last, self._moved = acknowledged, now
+        waits = now - self._since
+        return now - self._moved > patience_s or (waits > patience_s and self._last - self._first < rate * waits)
 
 
 class Nuisances:
@@ -209,12 +248,16 @@ class PacedBuffer(StreamBuffer):  # type: ignore[misc]
         waits = now - self._since
         return now - self._moved > patience_s or (waits > patience_s and self._taken < rate * waits)
 
+    def begin_wait(self, now: float) -> None:
+        """From now on it waits for its client."""
+        self._since = self._moved = now
+        self._taken = 0
+
     async def push(self, data: bytes) -> None:
         if self._complete:
             raise BufferCompleteError()
         if not self.buffer:
-            self._since = self._moved = trio.current_time()
-            self._taken = 0
+            self.begin_wait(trio.current_time())
         self.buffer.extend(data)
         await self._is_empty.clear()
         if len(self.buffer) >= BUFFER_HIGH_WATER:
@@ -458,6 +501,13 @@ class Connection(H2Protocol):  # type: ignore[misc]
             stream.withheld += size
         else:
             self.connection.acknowledge_received_data(size, stream_id)
+
+    def has_window(self, stream_id: int) -> bool:
+        """Its client lets us send more of it."""
+        try:
+            return bool(self.connection.local_flow_control_window(stream_id) > 0)
+        except (KeyError, ProtocolError):
+            return False  # the stream has ended meanwhile
 
     async def grant(self, stream_id: int, size: int) -> None:
         try:

@@ -2,6 +2,8 @@
 
 Rules: answers leave in the order of their requests; while a socket does not take what it was given, what is behind that
 stays where it is; a stream begins when its response's turn has come, and from then on its frames are all that is sent.
+Large answers before it have to be with the socket first: they are counted and judged as answers, which a stream's
+frames are not.
 Before a connection is closed the client gets a moment to read the last answer.
 """
 
@@ -97,7 +99,8 @@ class Sender:
             connection.owes_continue = False
             if connection.head is not None:
                 parts.append(CONTINUE)
-        if connection.starting is not None and not exchanges:
+        starts = connection.starting is not None and not exchanges
+        if starts and size <= limits.SMALL_BODY_BYTES:
             self._start_stream(connection, parts)
             return
         if parts:
@@ -122,6 +125,8 @@ class Sender:
             if not connection.out:
                 connection.falls_behind(time.monotonic_ns())  # the kernel may have taken just that, and no more
             self.set_interest(connection, connection.interest | select.EPOLLOUT)
+        elif starts:
+            self._start_stream(connection, [])
         elif connection.closing and not exchanges:
             self._finish(connection)
         elif connection.closing or connection.held:
