@@ -38,11 +38,12 @@ from topics.storage.control import (
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.copies import Copies, CopyMemory, as_logged, logged_sizes
+from topics.walshard.copies import Copies, CopyMemory, Pipe, as_logged, logged_sizes
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
+from topics.walshard.segments import Segment
 from topics.walshard.syncer import Synced, Syncer
 from topics.walshard.topic import Topic, count_seqs, merge_ranges
 from topics.walshard.wal import Wal
@@ -272,12 +273,19 @@ class Commit:
             self._lined.clear()
             self.wal.stage(FrameType.HEAD, topic_id=self.wal.shard, ts=0, body=body)
 
-    def log_sizes(self, topic: Topic) -> None:
-        """What copies that are in the log already count for, before a config makes a cap count them. Staged at once."""
-        for row in topic.copies():
-            sizes = as_logged(Columns(row.load(), count=row.count, ts=row.first_ts).sizes())
-            line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
-            self.log_copies(line)
+    def log_sizes(self, topic: Topic, pipe: Pipe) -> None:
+        """What copies that a start may find in the log alone already count for, before a config makes a cap count them:
+        also those in segments that no snapshot names yet, and those that are not readable yet. Staged at once."""
+        held = [
+            entry.row
+            for entry in self._waiting
+            if isinstance(entry, Written) and entry.topic is topic and not entry.logged
+        ]
+        for row in chain(topic.rows.since(topic.rows.position(pipe.saved_to + 1)), held):
+            if row.live and isinstance(row.source, Copies | Segment):
+                sizes = as_logged(topic.sizes_or_shares(row))
+                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
+                self.log_copies(line)
         self.stage_lines()
 
     def tell_trims(self, topic: Topic, *, reserve: bool = False) -> None:

@@ -65,15 +65,18 @@ class Copies:
 
 
 class Pipe:
-    def __init__(self, source_id: int, at: int, forwarded: dict[str, int], *, ring: bool = False) -> None:
+    def __init__(
+        self, source_id: int, at: int, forwarded: dict[str, int], *, flushed_to: int = 0, ring: bool = False
+    ) -> None:
         self.source_id = source_id
         self.ring = ring
         self.logged = True
-        self.flushed_to = 0  # the last seq that `flushed_at` covers
+        self.flushed_to = flushed_to  # the last seq that `flushed_at` covers
         self.at = at
         self.forwarded = forwarded
         self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
-        self.saved_at = at  # what the last snapshot said
+        self.saved_at = at  # what the last snapshot said ...
+        self.saved_to = flushed_to  # ... and up to which seq a start finds copies in segments
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet
@@ -86,9 +89,8 @@ class Pipe:
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
-        pipe = cls(state.source_id, state.at, dict(state.forwarded), ring=state.ring)
+        pipe = cls(state.source_id, state.at, dict(state.forwarded), flushed_to=state.flushed_to, ring=state.ring)
         pipe.logged = state.logged
-        pipe.flushed_to = state.flushed_to
         pipe.tail_lost = state.tail_lost
         return pipe
 

@@ -354,7 +354,11 @@ class Mover:
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered, unused = wal.written_lsn, wal.unused()
-        pipes = [(topic.pipe, topic.pipe.flushed_at) for topic in engine.topics.values() if topic.pipe is not None]
+        saved = [
+            (topic.pipe, topic.pipe.flushed_at, max(topic.pipe.flushed_to, topic.flushed_seq))
+            for topic in engine.topics.values()
+            if topic.pipe is not None
+        ]
         state = ShardState(
             shard=self._shard,
             layout=self._layout,
@@ -405,8 +409,8 @@ class Mover:
             self.snapshot_lsn = covered
             self.snapshot_ms = engine.clock.now_ms()
             self._written = True
-            for pipe, at in pipes:
-                pipe.saved_at = at
+            for pipe, at, to in saved:
+                pipe.saved_at, pipe.saved_to = at, to
             settle(leaving)
             for segment, rows in dirty:
                 if (error := missed.get(segment)) is not None:

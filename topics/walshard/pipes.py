@@ -152,8 +152,8 @@ class Pipes:
 
     def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
         before = topic.pipe
-        pipe = topic.pipe = Pipe(request.source_id, request.at, {}, ring=request.ring)
-        pipe.flushed_to = topic.next_seq - 1  # whatever is there was not copied
+        there = topic.next_seq - 1  # was not copied
+        pipe = topic.pipe = Pipe(request.source_id, request.at, {}, flushed_to=there, ring=request.ring)
         try:
             self._opened(topic, pipe, reply_to, correlation)
         except (ApiError, DiskFull, OSError):

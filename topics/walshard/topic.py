@@ -522,6 +522,7 @@ class Topic:
         self.lost_total = state.lost_total
         if state.pipe is not None:
             self.pipe = Pipe.restore(state.pipe)
+            self.pipe.saved_to = max(self.pipe.flushed_to, state.flushed_seq)
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
 
