@@ -25,7 +25,6 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.columns import Columns
 from topics.storage.control import (
     CopiesLine,
     DeleteFrame,
@@ -113,6 +112,7 @@ class Commit:
         self._lines_bytes = 0
         self._lined: set[int] = set()  # ids of their topics
         self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
+        self._afterwards: list[Callable[[], None]] = []  # to be called behind the next write
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -442,6 +442,18 @@ class Commit:
 
     def write(self) -> bool:
         """Write what is staged; publish and answer what need not wait for a sync. False: it failed and is undone."""
+        written = self._write()
+        if self._afterwards:
+            afterwards, self._afterwards = self._afterwards, []
+            for call in afterwards:
+                call()
+        return written
+
+    def after_write(self, call: Callable[[], None]) -> None:
+        """When what is staged has been written, or could not be."""
+        self._afterwards.append(call)
+
+    def _write(self) -> bool:
         staged = self._staged
         if not staged and not self._lines and not self.wal.staged:
             return True

@@ -304,8 +304,8 @@ class Pipes:
         if request.lost:  # told, whatever becomes of the copies
             self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
-            self._move_on(topic, pipe, request)
-            return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
+            self._move_on(topic, pipe, request, reply_to, correlation)
+            return None
         if KILL_POINTS:
             kill_point("forward")
         now = self._now_ms()
@@ -334,15 +334,25 @@ class Pipes:
             self._rebuilt(topic, pipe)
         topic.touched()
 
-    def _move_on(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
+    def _move_on(
+        self, topic: Topic, pipe: Pipe, request: messages.Forward, reply_to: ReplyTo, correlation: int
+    ) -> None:
         """There was nothing to copy. The log is told, or a start would ask for these records again, and take those that
-        the source has evicted by then for lost. As far as there is space: nothing else depends on it."""
+        the source has evicted by then for lost. As far as there is space: nothing else depends on it. Whoever copies is
+        answered behind the write: it never says of records that they have been looked at which a kill brings back."""
+
+        def written() -> None:
+            pipe.pending = False
+            pipe.move(request.to_seq)
+            self._level(topic, pipe, request, last=topic.head_seq)
+            reply_to.send_always(messages.pack(Op.FORWARD, correlation, _forwarded(pipe)))
+
         if request.to_seq != pipe.at and not topic.ephemeral:
             last = pipe.last_seq
             with suppress(ApiError, DiskFull, OSError):
                 self._commit.log_copies(CopiesLine(topic.id, topic.last_ts, last + 1, last, request.to_seq))
-        pipe.move(request.to_seq)
-        self._level(topic, pipe, request, last=topic.head_seq)
+        pipe.pending = True
+        self._commit.after_write(written)
 
     @staticmethod
     def _move(
