@@ -93,6 +93,54 @@ def test_an_ephemeral_class_keeps_nothing_for_long(shard: PipeShard) -> None:
     assert (len(pipe.marks), len(pipe.sources), pipe.flushed_at) == (0, 0, 7)
 
 
+@pytest.mark.parametrize("before", ["nothing", "copies", "flushed copies"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_an_ephemeral_class_lost_does_not_come_again(shard: PipeShard, before: str, saved: bool) -> None:
+    """Not what a client had deleted, nor what readers had seen: the log says how far the source has been copied."""
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    if before != "nothing":
+        shard.append("s", numbers(1, 3))
+        forwarder.pump()
+    if before == "flushed copies":
+        shard.flush("d")
+        shard.checkpoint()
+    durable = shard.seqs("d")
+    shard.put("d", EPHEMERAL)
+    shard.append("s", numbers(4, 3, tag="x"))
+    forwarder.pump()
+    shard.delete("d", tag="x")
+    shard.append("s", numbers(7, 2))
+    forwarder.pump()
+    if saved:
+        shard.checkpoint()
+    shard.append("s", numbers(9, 2))
+    forwarder.pump()
+    total = 10 if before != "nothing" else 7
+    for _ in range(2):
+        kill(shard)
+        assert shard.seqs("d") == durable
+        assert shard.topic("d").unaccounted <= 0
+        opened = shard.open_pipe("s", "d")
+        assert (opened.at, opened.forwarded) == (total, {"r": total})
+    shard.append("s", numbers(11, 1))
+    Forwarder(shard, "s", "d").pump()
+    assert shard.data("d") == [*durable.values(), b"11"]
+
+
+def test_a_loss_is_told_an_ephemeral_class_once(shard: PipeShard) -> None:
+    shard.put("s", TopicConfig(cap_records=2))
+    shard.put("d", EPHEMERAL)
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    for number in range(1, 6):
+        shard.append("s", numbers(number, 1))
+    shard.forward("s", "d", [], lost=3, told=[(3, 0)], to_seq=3)
+    kill(shard)
+    assert shard.topic("d").trims == []
+    assert shard.data("d") == [b"4", b"5"]
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_what_an_ephemeral_class_kept_of_a_ring_goes_on(shard: PipeShard, saved: bool) -> None:
     """Hops, times and a client's deletes of copies from the class before."""

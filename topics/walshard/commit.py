@@ -227,6 +227,7 @@ class Commit:
             self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
+            self.log_position(topic, request.to_seq, counts=request.counts, ts=ts, reserve=reserve)
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
             line = CopiesLine(
@@ -264,6 +265,16 @@ class Commit:
             self._lined.add(line.topic_id)
         self._lines_bytes += taken
         self.wal.room -= taken  # kept until they are staged
+
+    def log_position(
+        self, topic: Topic, at: int, *, counts: dict[str, int] | None = None, ts: int = 0, reserve: bool = False
+    ) -> None:
+        """The same where nothing had to be copied, or only what an ephemeral topic keeps in memory: its records go with
+        the process, and must not come a second time."""
+        assert topic.pipe is not None
+        last = topic.pipe.last_seq
+        line = CopiesLine(topic.id, ts or topic.last_ts, last + 1, last, at, counts=counts or {})
+        self.log_copies(line, reserve=reserve)
 
     def stage_lines(self) -> None:
         if self._lines:
@@ -321,6 +332,8 @@ class Commit:
         if trimmed and not topic.ephemeral:
             passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
             self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at, hops=passed), reserve=reserve)
+        elif trimmed:
+            self.log_position(topic, at, reserve=reserve)
         self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]

@@ -49,7 +49,6 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.storage.control import CopiesLine
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
@@ -347,10 +346,9 @@ class Pipes:
             self._level(topic, pipe, request, last=topic.head_seq)
             reply_to.send_always(messages.pack(Op.FORWARD, correlation, _forwarded(pipe)))
 
-        if request.to_seq != pipe.at and not topic.ephemeral:
-            last = pipe.last_seq
+        if request.to_seq != pipe.at:
             with suppress(ApiError, DiskFull, OSError):
-                self._commit.log_copies(CopiesLine(topic.id, topic.last_ts, last + 1, last, request.to_seq))
+                self._commit.log_position(topic, request.to_seq)
         pipe.pending = True
         self._commit.after_write(written)
 
@@ -363,7 +361,7 @@ class Pipes:
         held = bool(pipe.marks) or (newest is not None and isinstance(newest.source, Copies))
         pipe.advance(last, at, counts, sources)
         if topic.ephemeral and not held:
-            pipe.flushed(last)  # its records are never written down: a restart goes on from here
+            pipe.flushed(last)  # its records are never written down, and a restart goes on behind them
 
 
 def _opened(pipe: Pipe) -> messages.PipeOpened:

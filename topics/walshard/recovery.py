@@ -472,8 +472,8 @@ class Recovery:
                 self._copies_row(topic, topic.pipe, line, file, fresh)
             elif line.count:
                 self._sized(topic, topic.pipe, line)
-            elif fresh or (topic.pipe.marks and topic.pipe.last_seq == line.last_seq):
-                topic.pipe.move(line.at)
+            elif fresh or topic.pipe.marks:
+                topic.pipe.move(line.at, line.counts)
 
     @staticmethod
     def _sized(topic: Topic, pipe: Pipe, line: CopiesLine) -> None:
