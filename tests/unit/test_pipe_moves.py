@@ -99,7 +99,7 @@ def test_a_kill_makes_no_loss_of_what_was_not_to_be_copied(shard: PipeShard) -> 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_nobody_hears_of_a_move_before_the_log(tmp_path: Path, full: bool) -> None:
-    """A router that said that it has looked at all would be wrong after a kill. On a full disk it moves all the same."""
+    """A router that said it has looked at all would be wrong after a kill. On a full disk it moves all the same."""
     disk = FaultyDisk()
     shard = PipeShard(tmp_path, disk=disk)
     shard.put("s", TopicConfig(cap_records=3))
