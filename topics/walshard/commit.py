@@ -324,9 +324,9 @@ class Commit:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
         reserve = topic.rebuilding  # as in stage_copies
-        if seq > topic.ceiling - topic.ceiling_margin:
+        margin = 0 if reserve else topic.ceiling_margin  # what has to be read needs no room that can do without
+        if seq > topic.ceiling - margin:
             topic.reserve = None  # none of these is written
-        if seq > topic.ceiling - topic.ceiling_margin:
             self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, seq, topic.last_ts)
         if trimmed and not topic.ephemeral:

@@ -39,6 +39,7 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.stuck = False  # the mover has found no space for them
 
 
 class Copies:
@@ -77,7 +78,7 @@ class Pipe:
         self.at = at
         self.forwarded = forwarded
         self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
-        self.saved_at = at  # what the last snapshot said ...
+        self.saved_at = at  # what the last snapshot said; -1: it can't stand for what is here ...
         self.saved_to = flushed_to  # ... and up to which seq a start finds copies in segments
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)

@@ -13,7 +13,7 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
 - a power cut may have taken lines of copies that readers have seen, none of them above the ceiling (`tail_lost`). They
   are copied again like new ones before the topic is shown: up to the ceiling, or as far as the source goes. Nothing
   else may keep them out: they go around the watch on free space and into the reserve of the log, and the mover writes
-  them down meanwhile.
+  them down meanwhile. Where it finds no space for what memory can't hold, the topic is shown without the rest.
 - what the source does not have any more reads as a `source_trim` tombstone: copies whose bytes were lost with the
   process, and records that were lost before they were copied, which take as many seqs here.
 - in a ring, what stands for a lost record goes as far as the record would have gone, and carries how many routers it
@@ -31,7 +31,8 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
     the machine            what was synced of them         the same; of a destination of class fsync the rest is
                                                            copied again in the same order, into the same seqs. If the
                                                            source lost some of it, or the class syncs later than it
-                                                           answers: above the ceiling, which nobody has ever seen.
+                                                           answers, or neither disk nor memory has room for it: above
+                                                           the ceiling, which nobody has ever seen.
                                                            A snapshot says when that is over: from then on a crash is
                                                            one of the above
 """
@@ -238,6 +239,7 @@ class Pipes:
 
     def _tail_ends(self, topic: Topic, pipe: Pipe) -> None:
         pipe.tail_lost = False
+        pipe.saved_at = -1  # a start without the pipe would not know which seqs have been skipped
         topic.touched()
         self.unsaved = True
 
@@ -287,6 +289,8 @@ class Pipes:
                 self._rebuilt(topic, pipe)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:
+            if pipe.tail_lost and self._copies.stuck:
+                self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
             raise ApiError(
                 "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
             )
@@ -309,9 +313,14 @@ class Pipes:
             kill_point("forward")
         now = self._now_ms()
         copied = _Copied(self, topic, pipe, request, reply_to, correlation)
-        copied.last = self._commit.stage_copies(
-            topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
-        )
+        try:
+            copied.last = self._commit.stage_copies(
+                topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
+            )
+        except DiskFull:
+            if pipe.tail_lost:
+                self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
+            raise
         pipe.pending = True
         return None
 
