@@ -179,3 +179,41 @@ def test_a_deleted_record_in_what_a_kill_took_counts_once(tmp_path: Path) -> Non
     assert topic.holes
     assert (topic.deleted_total, topic.evicted_total, topic.unaccounted) == (3, 1, 0)
     shard.crash()
+
+
+@pytest.mark.parametrize("name", ["d", "plain"])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_a_cap_took_for_what_a_kill_takes_stays_away(shard: PipeShard, name: str, back: bool) -> None:
+    """Its records made room for those that were in memory only; without them a start would find it within its cap."""
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    shard.put(name, TopicConfig())
+    if name == "d":
+        shard.append("s", numbers(1, 3))
+        forwarder.pump()
+    else:
+        shard.append(name, numbers(1, 3))
+    shard.put(name, TopicConfig(durability="ephemeral", durable=False, cap_records=0 if back else 6))
+    shard.append(name, numbers(4, 5))
+    if back:
+        shard.put(name, TopicConfig(cap_records=6))
+    assert min(shard.seqs(name)) == 3
+    if back:
+        shard.append(name, numbers(9, 1))
+        assert min(shard.seqs(name)) == 4
+    before = shard.seqs(name)
+    for _ in range(2):
+        kill(shard)
+        gap = shard.diff(name, 0).tombstone
+        assert gap is not None
+        assert gap.gap_to >= min(before) - 1
+        assert shard.seqs(name).items() <= before.items()
+
+
+def test_a_cap_that_takes_only_what_is_in_memory_writes_nothing(shard: PipeShard) -> None:
+    shard.put("d", TopicConfig(durability="ephemeral", durable=False, cap_records=2))
+    shard.append("d", numbers(1, 2))
+    frames = shard.engine.wal.frames
+    for number in range(3, 9):
+        shard.append("d", numbers(number, 1))
+    assert shard.engine.wal.frames == frames

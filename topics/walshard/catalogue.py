@@ -149,6 +149,7 @@ class Catalogue:
             topic.touched()
             retention.expire(topic, now_ms=now)
             retention.enforce_caps(topic)
+            self._commit.floor_moved(topic)
             self._jobs.configured(topic)
             self._jobs.look(topic)
 

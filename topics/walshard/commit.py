@@ -113,6 +113,7 @@ class Commit:
         self._lined: set[int] = set()  # ids of their topics
         self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
         self._afterwards: list[Callable[[], None]] = []  # to be called behind the next write
+        self._floors: dict[Topic, None] = {}  # of which the log does not know what caps took
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -456,6 +457,7 @@ class Commit:
     def write(self) -> bool:
         """Write what is staged; publish and answer what need not wait for a sync. False: it failed and is undone."""
         written = self._write()
+        self._write_floors()
         if self._afterwards:
             afterwards, self._afterwards = self._afterwards, []
             for call in afterwards:
@@ -582,7 +584,29 @@ class Commit:
         config = topic.config
         if config.cap_records or config.cap_bytes:
             retention.enforce_caps(topic)
+            if topic.floor_due:
+                self._floors[topic] = None
         self.on_publish(topic)
+
+    def floor_moved(self, topic: Topic) -> None:
+        """Caps took what is in the log to make room for what is not: that has to be logged, too. Nothing is staged."""
+        if topic.floor_due:
+            self._floors[topic] = None
+            self._write_floors()
+
+    def _write_floors(self) -> None:
+        """Before anybody is told of what is published. What finds no space comes with the next write."""
+        for topic in list(self._floors):
+            frame = encode_delete(DeleteFrame(None, [], topic.cap_seq, topic.ttl_seq))
+            size = frame_bytes(key_len=0, body_len=len(frame))
+            with suppress(DiskFull, OSError):
+                if not topic.dropped:
+                    if not self.wal.fits(size, reserve=True):
+                        self.wal.rotate(size)
+                    self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=topic.last_ts, body=frame)
+                    self._write_frames()
+                topic.floor_due = False
+                del self._floors[topic]
 
     # --- the sync ------------------------------------------------------------------------------------
 
@@ -636,6 +660,8 @@ class Commit:
                 entry.topic.pending -= 1
                 # Another class waits for its topic's creation or its ceiling, not for its own promise.
                 self._publish(entry, fsync_us if entry.topic.needs_sync else 0)
+        if self._floors and not self._staged and not self._lines and not self.wal.staged:
+            self._write_floors()  # else with the write of what is staged
         self.request_sync()
 
 
