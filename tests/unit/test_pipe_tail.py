@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model import Record
@@ -324,6 +325,33 @@ def test_a_source_that_lost_more_gives_no_seq_anew(tmp_path: Path, flushed: bool
     (seq,) = [seq for seq, data in shard.seqs("d").items() if data == b'"new"']
     assert seq > 6
     assert shard.diff("d", 5).tombstone is not None
+    shard.crash()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_nobody_is_told_of_seqs_that_a_power_cut_gives_to_others(tmp_path: Path, durability: Durability) -> None:
+    """Readers go on behind a loss, and would miss what got its seqs: it is told when the promise of them is synced."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk, durability)
+    lost = 4 * limits.SEQ_RESERVE
+    shard.put("s", TopicConfig(durability="fsync", durable=True, cap_records=1))
+    for number in range(lost + 1):
+        shard.append("s", numbers(number, 1))
+    shard.sync()
+    loss: dict[str, Any] = {"lost": lost, "to_seq": 3 + lost, "complete": False}
+    sent = shard.send_forward("s", "d", [], **loss)
+    shard.engine.commit.write()
+    assert (shard.diff("d", SEEN).tombstone, shard.topic("d").head_seq) == (None, SEEN)
+    shard.settle()
+    assert shard.answer(sent).at == SEEN
+    sent = shard.send_forward("s", "d", [], **loss)
+    shard.engine.commit.write()
+    gap = shard.diff("d", SEEN).tombstone
+    assert gap is not None
+    assert gap.gap_to == SEEN + lost
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.append("d", numbers(9, 1)).first_seq > gap.gap_to
     shard.crash()
 
 

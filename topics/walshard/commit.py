@@ -316,8 +316,8 @@ class Commit:
             topic.untold = []
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
-        """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
-        seq `at`. hops: as many of them, each after the other, have passed so many routers of a ring."""
+        """Give out no seq up to this one any more, which is promised. trimmed: they stand for records that the source
+        has lost, up to its seq `at`. hops: as many of them, each after the other, have passed so many routers of a ring."""
         first = topic.next_seq
         if seq < first:
             return
@@ -325,11 +325,6 @@ class Commit:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
         reserve = topic.rebuilding  # as in stage_copies
-        margin = 0 if reserve else topic.ceiling_margin  # what has to be read needs no room that can do without
-        if seq > topic.ceiling - margin:
-            topic.reserve = None  # none of these is written
-            self.make_room(_HEAD_BYTES, reserve=reserve)
-            self.stage_ceiling(topic, seq, topic.last_ts)
         if trimmed and not topic.ephemeral:
             passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
             self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at, hops=passed), reserve=reserve)
@@ -347,6 +342,20 @@ class Commit:
         topic.next_seq = seq + 1
         topic.touched()
         self.on_publish(topic)
+
+    def promise(self, topic: Topic, count: int) -> bool:
+        """Whether a power cut leaves enough to know that no record may get the next seqs, so many. If not, it is written
+        here, and there when that is synced: readers who were told of such a seq would miss what gets it afterwards. Twice
+        as many, because a source that loses records goes on losing them meanwhile."""
+        seq = topic.next_seq - 1 + count
+        if seq > topic.ceiling - topic.ceiling_margin:
+            self.write()
+            topic.reserve = None  # none of these is written
+            self.make_room(_HEAD_BYTES, reserve=topic.rebuilding)
+            self.stage_ceiling(topic, seq + count, topic.last_ts)
+            self.reserved[topic] = None
+            self.write_control()
+        return seq <= topic.sure_ceiling or topic.ceiling_is_sure(self.wal.synced_lsn)
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(

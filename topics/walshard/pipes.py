@@ -303,6 +303,12 @@ class Pipes:
         if pipe.tail_lost and (lost_more or not request.complete):
             self._skip_tail(topic, pipe, trimmed=lost_more or lost > 0, at=min(behind_lost, request.to_seq))
         elif lost:
+            if not self._commit.promise(topic, lost):
+                # Nothing has happened: whoever copies sees that, and comes again.
+                self._commit.wait_for_sync(
+                    reply_to, lambda fsync_us: messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
+                )
+                return None
             self._commit.skip_to(topic, topic.next_seq - 1 + lost, trimmed=True, at=behind_lost, hops=told)
         if request.lost:  # told, whatever becomes of the copies
             self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])

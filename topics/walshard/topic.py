@@ -356,7 +356,9 @@ class Topic:
 
     @property
     def unaccounted(self) -> int:
-        """Seqs up to the head that no count and no range stands for: 0, if nothing is in memory only."""
+        """Seqs up to the head that no count and no range stands for: 0, if nothing is in memory only. After a crash of
+        an ephemeral topic fewer, by the records in the hole at its end that clients had deleted before: they count
+        twice until the hole lies below the first live record, and is an eviction but for them."""
         gone = self.deleted_total + self.evicted_total + self.expired_total + self.skipped_total
         return self.head_seq - self.count - gone - count_seqs([*self.holes, *self.trims])
 
