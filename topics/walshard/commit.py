@@ -317,7 +317,7 @@ class Commit:
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
         """Give out no seq up to this one any more, which is promised. trimmed: they stand for records that the source
-        has lost, up to its seq `at`. hops: as many of them, each after the other, have passed so many routers of a ring."""
+        has lost, up to its seq `at`. hops: as many of them, each after the other, have passed so many routers."""
         first = topic.next_seq
         if seq < first:
             return
@@ -344,9 +344,9 @@ class Commit:
         self.on_publish(topic)
 
     def promise(self, topic: Topic, count: int) -> bool:
-        """Whether a power cut leaves enough to know that no record may get the next seqs, so many. If not, it is written
-        here, and there when that is synced: readers who were told of such a seq would miss what gets it afterwards. Twice
-        as many, because a source that loses records goes on losing them meanwhile."""
+        """Whether a power cut leaves enough to know that no record may get the next seqs, so many. If not, it is
+        written here, and there when that is synced: readers who were told of such a seq would miss what gets it
+        afterwards. Twice as many, because a source that loses records goes on losing them meanwhile."""
         seq = topic.next_seq - 1 + count
         if seq > topic.ceiling - topic.ceiling_margin:
             self.write()
