@@ -93,6 +93,54 @@ def test_an_ephemeral_class_keeps_nothing_for_long(shard: PipeShard) -> None:
     assert (len(pipe.marks), len(pipe.sources), pipe.flushed_at) == (0, 0, 7)
 
 
+@pytest.mark.parametrize("before", ["nothing", "copies", "flushed copies"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_an_ephemeral_class_lost_does_not_come_again(shard: PipeShard, before: str, saved: bool) -> None:
+    """Not what a client had deleted, nor what readers had seen: the log says how far the source has been copied."""
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    if before != "nothing":
+        shard.append("s", numbers(1, 3))
+        forwarder.pump()
+    if before == "flushed copies":
+        shard.flush("d")
+        shard.checkpoint()
+    durable = shard.seqs("d")
+    shard.put("d", EPHEMERAL)
+    shard.append("s", numbers(4, 3, tag="x"))
+    forwarder.pump()
+    shard.delete("d", tag="x")
+    shard.append("s", numbers(7, 2))
+    forwarder.pump()
+    if saved:
+        shard.checkpoint()
+    shard.append("s", numbers(9, 2))
+    forwarder.pump()
+    total = 10 if before != "nothing" else 7
+    for _ in range(2):
+        kill(shard)
+        assert shard.seqs("d") == durable
+        assert shard.topic("d").unaccounted <= 0
+        opened = shard.open_pipe("s", "d")
+        assert (opened.at, opened.forwarded) == (total, {"r": total})
+    shard.append("s", numbers(11, 1))
+    Forwarder(shard, "s", "d").pump()
+    assert shard.data("d") == [*durable.values(), b"11"]
+
+
+def test_a_loss_is_told_an_ephemeral_class_once(shard: PipeShard) -> None:
+    shard.put("s", TopicConfig(cap_records=2))
+    shard.put("d", EPHEMERAL)
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    for number in range(1, 6):
+        shard.append("s", numbers(number, 1))
+    shard.forward("s", "d", [], lost=3, told=[(3, 0)], to_seq=3)
+    kill(shard)
+    assert shard.topic("d").trims == []
+    assert shard.data("d") == [b"4", b"5"]
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_what_an_ephemeral_class_kept_of_a_ring_goes_on(shard: PipeShard, saved: bool) -> None:
     """Hops, times and a client's deletes of copies from the class before."""
@@ -131,3 +179,41 @@ def test_a_deleted_record_in_what_a_kill_took_counts_once(tmp_path: Path) -> Non
     assert topic.holes
     assert (topic.deleted_total, topic.evicted_total, topic.unaccounted) == (3, 1, 0)
     shard.crash()
+
+
+@pytest.mark.parametrize("name", ["d", "plain"])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_a_cap_took_for_what_a_kill_takes_stays_away(shard: PipeShard, name: str, back: bool) -> None:
+    """Its records made room for those that were in memory only; without them a start would find it within its cap."""
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.pump()
+    shard.put(name, TopicConfig())
+    if name == "d":
+        shard.append("s", numbers(1, 3))
+        forwarder.pump()
+    else:
+        shard.append(name, numbers(1, 3))
+    shard.put(name, TopicConfig(durability="ephemeral", durable=False, cap_records=0 if back else 6))
+    shard.append(name, numbers(4, 5))
+    if back:
+        shard.put(name, TopicConfig(cap_records=6))
+    assert min(shard.seqs(name)) == 3
+    if back:
+        shard.append(name, numbers(9, 1))
+        assert min(shard.seqs(name)) == 4
+    before = shard.seqs(name)
+    for _ in range(2):
+        kill(shard)
+        gap = shard.diff(name, 0).tombstone
+        assert gap is not None
+        assert gap.gap_to >= min(before) - 1
+        assert shard.seqs(name).items() <= before.items()
+
+
+def test_a_cap_that_takes_only_what_is_in_memory_writes_nothing(shard: PipeShard) -> None:
+    shard.put("d", TopicConfig(durability="ephemeral", durable=False, cap_records=2))
+    shard.append("d", numbers(1, 2))
+    frames = shard.engine.wal.frames
+    for number in range(3, 9):
+        shard.append("d", numbers(number, 1))
+    assert shard.engine.wal.frames == frames

@@ -97,6 +97,30 @@ def test_a_kill_makes_no_loss_of_what_was_not_to_be_copied(shard: PipeShard) -> 
         assert shard.topic("d").head_seq == 1
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_nobody_hears_of_a_move_before_the_log(tmp_path: Path, full: bool) -> None:
+    """A router that said it has looked at all would be wrong after a kill. On a full disk it moves all the same."""
+    disk = FaultyDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    shard.put("s", TopicConfig(cap_records=3))
+    shard.put("d", TopicConfig())
+    shard.open_pipe("s", "d")
+    shard.append("s", numbers(1, 3))
+    sent = shard.send_forward("s", "d", [], to_seq=3)
+    assert not shard.answered(sent)
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    assert (pipe.at, pipe.pending) == (0, True)
+    if full:
+        disk.broken()
+    shard.settle()
+    assert shard.answer(sent).at == 3
+    assert (pipe.at, pipe.pending) == (3, False)
+    disk.well()
+    shard.restart(disk)
+    assert shard.open_pipe("s", "d").at == (0 if full else 3)
+
+
 def test_moves_of_a_round_are_one_frame(shard: PipeShard) -> None:
     shard.put("d2", TopicConfig())
     shard.open_pipe("s", "d")

@@ -220,7 +220,9 @@ class Routers:
 
     def _turn(self, changed: Rules) -> None:
         heads = {name: topic.head_seq for name, topic in self.shard.engine.topics.items()}
-        changed.turn(self.rules, heads=heads)
+        pipes = {(each.source, each.dest): self.shard.topic(each.dest).pipe for each in self.rules}
+        copied = {pair: pipe.at for pair, pipe in pipes.items() if pipe is not None}
+        changed.turn(self.rules, heads=heads, copied=copied)
         self.rules = changed
         self.begin()
 
@@ -327,6 +329,58 @@ def test_what_was_on_its_way_in_a_chain_stays_so_when_the_ring_is_opened_elsewhe
     assert routers.data() == [[1, 2], [1, 2], [1, 2]]
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_small_ring_holds_back_its_own_after_any_number_of_larger_ones(routers: Routers, turns: int) -> None:
+    """What came from b by the ring of two is not for b, however often a larger ring was closed and opened since."""
+    shard = routers.shard
+    for pair in ("ab", "ba"):
+        routers.put(pair)
+    routers.step("ab", "ba")
+    shard.append("b", numbers(1, 1))
+    routers.step("ba")
+    routers.drop("ba")
+    routers.put("bc")
+    for _ in range(turns):
+        routers.put("ca")
+        routers.drop("ca")
+    routers.put("ca")
+    shard.append("a", numbers(2, 1)), shard.append("c", numbers(3, 1))
+    routers.rest()
+    assert routers.data() == [[1, 2, 3], [1, 2, 3], [2, 3]]
+
+
+def test_a_ring_of_four_takes_nothing_further_than_one_of_three_would_have(routers: Routers) -> None:
+    """The second router on the way knows nothing of what comes later from the first."""
+    shard = routers.shard
+    shard.put("d", TopicConfig())
+    for pair in ("ab", "ca", "cd", "bc"):
+        routers.put(pair)
+    routers.step("ab", "ca", "cd", "bc")
+    shard.append("c", numbers(1, 1))
+    routers.step("ca")
+    routers.drop("ca")
+    routers.put("da")
+    shard.append("c", numbers(2, 1)), shard.append("d", numbers(3, 1))
+    routers.rest()
+    assert routers.data() == [[1, 2, 3], [1, 2, 3], [1, 2, 3]]
+    assert sorted(shard.data("d")) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_what_has_been_copied_leaves_no_past(routers: Routers, turns: int) -> None:
+    shard = routers.shard
+    for pair in ("ab", "ba"):
+        routers.put(pair)
+    for number in range(turns):
+        shard.append("b", numbers(number, 1))
+        routers.rest()
+        routers.drop("ba")
+        routers.put("ba")
+    (rule,) = routers.rules.between("a", "b")
+    assert rule.past is not None
+    assert rule.past.before is None
+
+
 def test_an_earlier_ring_holds_nothing_back_that_a_later_one_brings(routers: Routers) -> None:
     """a -> b was in a ring of two; now it leads out of another one."""
     shard = routers.shard
@@ -357,8 +411,8 @@ def test_routers_of_one_pair_have_one_past(shard: PipeShard) -> None:
     closed = Rules([*before, rule(shard, "b", "a", "back")])
     closed.turn(before, heads={"a": 7, "b": 9})
     pasts = {each.router: each.past and msgspec.structs.astuple(each.past) for each in closed}
-    assert pasts == {"one": (None, 7, 0, None), "two": (None, 7, 0, None), "out": None, "back": None}
+    assert pasts == {"one": (None, 7, 0, None, None), "two": (None, 7, 0, None, None), "out": None, "back": None}
     opened = Rules(each for each in closed if each.router != "back")
     opened.turn(closed, heads={})
     pasts = {each.router: each.past and msgspec.structs.astuple(each.past) for each in opened}
-    assert pasts == {"one": (None, 7, 0, 1), "two": (None, 7, 0, 1), "out": None}
+    assert pasts == {"one": (None, 7, 0, 1, None), "two": (None, 7, 0, 1, None), "out": None}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model import Record
@@ -205,6 +206,59 @@ def lost_there(shard: PipeShard, forwarder: Forwarder) -> None:
     shard.append("s", numbers(4, 1))
 
 
+@pytest.mark.parametrize("how", ["memory", "log"])
+def test_without_space_and_memory_it_opens_with_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The rest comes when there is space, at seqs that nobody has seen: once, and in its order."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    for number in range(4, 44):
+        shard.append("s", [Record(b'"%0100d"' % number)])
+    Forwarder(shard, "s", "d").pump()
+    seen = shard.seqs("d")
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    ceiling = shard.topic("d").ceiling
+    monkeypatch.setattr(shard.engine.wal, "rotate", no_new_file)
+    shard.engine.wal.room = 0
+    if how == "memory":
+        monkeypatch.setattr(limits, "COPIES_BYTES", 2_000)
+        monkeypatch.setattr(disk, "create", no_file)
+    else:
+        shard.engine.wal._reserve = 600
+    forwarder = Forwarder(shard, "s", "d")
+    for _ in range(90):
+        with suppress(ApiError):
+            forwarder.step(limit=1)
+        move(shard)
+        shard.wall.pass_ms(1_100)
+    assert not shard.topic("d").rebuilding
+    found = shard.seqs("d")
+    assert found
+    assert found.items() < seen.items()
+    assert shard.delete("d", before_seq=2).deleted == 1
+    monkeypatch.undo()
+    shard.engine.wal._reserve = limits.WAL_RESERVE_BYTES
+    shard.append("d", numbers(99, 1))
+    for _ in range(90):
+        forwarder.step()
+        move(shard)
+    del found[1]
+    after = shard.seqs("d")
+    assert {seq: data for seq, data in after.items() if seq < 44} == found
+    assert list(after.values())[: len(found)] == list(found.values())
+    assert after[ceiling + 1] == b"99"
+    assert [data for data in after.values() if data != b"99"] == list(seen.values())[1:]
+    shard.restart(disk, boot=OTHER_BOOT)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.seqs("d") == after
+    shard.crash()
+
+
+def no_file(path: str, *, size: int = 0) -> int:
+    raise DiskFull("no space")
+
+
 @pytest.mark.parametrize("last", [deleted_here, lost_there])
 def test_a_cut_that_takes_nothing_skips_nothing(tmp_path: Path, last: Callable[[PipeShard, Forwarder], None]) -> None:
     """Though no row stands for the last seqs, and the rows that are filled again end before."""
@@ -274,6 +328,33 @@ def test_a_source_that_lost_more_gives_no_seq_anew(tmp_path: Path, flushed: bool
     shard.crash()
 
 
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_nobody_is_told_of_seqs_that_a_power_cut_gives_to_others(tmp_path: Path, durability: Durability) -> None:
+    """Readers go on behind a loss, and would miss what got its seqs: it is told when the promise of them is synced."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk, durability)
+    lost = 4 * limits.SEQ_RESERVE
+    shard.put("s", TopicConfig(durability="fsync", durable=True, cap_records=1))
+    for number in range(lost + 1):
+        shard.append("s", numbers(number, 1))
+    shard.sync()
+    loss: dict[str, Any] = {"lost": lost, "to_seq": 3 + lost, "complete": False}
+    sent = shard.send_forward("s", "d", [], **loss)
+    shard.engine.commit.write()
+    assert (shard.diff("d", SEEN).tombstone, shard.topic("d").head_seq) == (None, SEEN)
+    shard.settle()
+    assert shard.answer(sent).at == SEEN
+    sent = shard.send_forward("s", "d", [], **loss)
+    shard.engine.commit.write()
+    gap = shard.diff("d", SEEN).tombstone
+    assert gap is not None
+    assert gap.gap_to == SEEN + lost
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.append("d", numbers(9, 1)).first_seq > gap.gap_to
+    shard.crash()
+
+
 # --- what could keep it ---
 
 
@@ -296,6 +377,25 @@ def test_two_topics_that_become_a_ring_do_not_wait_for_each_other(tmp_path: Path
             forwarder.step()
     assert not shard.topic("a").rebuilding
     assert not shard.topic("b").rebuilding
+    shard.crash()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_skipped_seqs_stay_skipped_when_the_router_goes(tmp_path: Path, running: bool) -> None:
+    """They are in a snapshot before the log says that nothing is copied any more: a snapshot from before is none."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    ceiling = shard.topic("d").ceiling
+    assert ceiling > SEEN
+    if running:
+        shard.mover.checkpoint()
+    shard.open_pipe("s", "d", ring=True)
+    assert not shard.topic("d").rebuilding
+    shard.close_pipe("s", "d")
+    shard.restart(disk, boot=OTHER_BOOT)
+    shard.append("d", [Record(b'"new"')])
+    assert shard.seqs("d") == {ceiling + 1: b'"new"'}
     shard.crash()
 
 

@@ -19,6 +19,19 @@ from topics.storage.manifest import MANIFEST_NAME, Manifest, encode_manifest
 from topics.storage.routers import ROUTERS_MAGIC, Past, Rule, decode_rules, encode_rules, routers_path
 
 NAMES = st.text("abcXYZ019._:->", min_size=1, max_size=12)
+
+
+def a_past(before: st.SearchStrategy[Past | None]) -> st.SearchStrategy[Past]:
+    return st.builds(
+        Past,
+        hops=st.none() | st.integers(1, 9),
+        until=st.integers(0, 2**53),
+        passed=st.integers(0, 9),
+        last=st.none() | st.integers(1, 9),
+        before=before,
+    )
+
+
 RULES = st.builds(
     Rule,
     router=NAMES,
@@ -33,14 +46,7 @@ RULES = st.builds(
     filter=st.none() | st.tuples(st.just("tag"), st.sampled_from(["Eq", "Glob"]), st.text(max_size=5)).map(list),
     allow_cycle=st.booleans(),
     guarantee=st.sampled_from(["at_least_once", "exactly_once"]),
-    past=st.none()
-    | st.builds(
-        Past,
-        hops=st.none() | st.integers(1, 9),
-        until=st.integers(0, 2**53),
-        passed=st.integers(0, 9),
-        last=st.none() | st.integers(1, 9),
-    ),
+    past=st.recursive(st.none(), a_past, max_leaves=3),
 )
 
 
@@ -78,8 +84,10 @@ def test_rules_that_went_are_missed(tmp_path: Path) -> None:
 
 
 def test_a_rule_without_a_past_is_written_as_before(tmp_path: Path) -> None:
-    payload = encode_rules([a_rule(1), msgspec.structs.replace(a_rule(2), past=Past(2))])[SNAPSHOT_HEADER.size :]
-    assert [len(fields) for fields in msgspec.msgpack.decode(payload)] == [12, 13]
+    rules = [msgspec.structs.replace(a_rule(), past=past) for past in (None, Past(2), Past(2, before=Past(1)))]
+    fields = msgspec.msgpack.decode(encode_rules(rules)[SNAPSHOT_HEADER.size :])
+    assert [len(each) for each in fields] == [12, 13, 13]
+    assert [len(each[12]) for each in fields[1:]] == [4, 5]
 
 
 def test_saved_and_loaded_again_and_again(tmp_path: Path) -> None:

@@ -80,13 +80,18 @@ def copy(rules: Sequence[Rule], piece: RawPiece, body: bytes, *, ring_hops: int 
 def _passed_then(passed: int, seq: int, ring_hops: int | None, past: Past | None) -> int | None:
     """How many routers what stands at this seq of the source has passed behind this one; None: it goes no further."""
     before = past is not None and seq <= past.until
-    limit = ring_hops
-    if past is not None and (before or ring_hops is None):
-        limit = past.hops if before else past.last
+    limit, least = ring_hops, 0
+    if past is not None and ring_hops is None:
+        limit = past.last
+    now = limit
+    while past is not None and seq <= past.until:  # the oldest says how far; it counts as far as any of them says
+        limit, least, past = past.hops, max(least, past.passed), past.before
     if limit is not None and passed >= limit:
         return None
-    if past is not None and before:
-        passed = max(passed, past.passed)
+    if before:
+        passed = max(passed, least)
+        if limit is not None and now is not None:
+            passed += max(0, now - limit)  # it goes no further in a larger ring than it would have gone
     elif limit is None:
         return 0  # it leads out of a ring, or there is none
     return passed + 1 if passed or ring_hops is not None else 0

@@ -51,6 +51,7 @@ _RETIRE_S = 5.0  # for commands that are under way when a reload replaces this p
 _LOOK_NS = 10_000_000
 _NICE = 10  # forwarding is off the acknowledgement's path: whoever is on it goes first where processors are few
 _NO_HEADS: Mapping[str, int] = MappingProxyType({})
+_NONE_COPIED: Mapping[tuple[str, str], int] = MappingProxyType({})
 _OPTIONS = ("preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
 
 
@@ -266,20 +267,21 @@ class Router:
                 if source.correlation:
                     self._asks.unfollow(source.shard, source.correlation)
 
-    async def _end(self, source: str, dest: str, *, forced: bool = False) -> None:
+    async def _end(self, source: str, dest: str, *, forced: bool = False) -> int:
         """Stop copying, and see that all that was copied is on disk: the rules may change then. Forced: even if it
-        can't be."""
+        can't be. Returns up to which seq of the source that is."""
         forwarder = self._forwarders.pop((source, dest), None)
         if forwarder is None:
-            return
+            return 0
         await forwarder.stop()
         self._ended_records += forwarder.records
         try:
-            await self._close(forwarder.pipe, keep=True)
+            return await self._close(forwarder.pipe, keep=True)
         except (Unavailable, ApiError):
             if not forced:
                 self._begin(source, dest)  # nothing has changed
                 raise
+            return 0
 
     async def _close_for_good(self, pipe: messages.PipeRow) -> None:
         """Its rules are gone. The lock is held: nobody makes new ones for it meanwhile."""
@@ -301,9 +303,10 @@ class Router:
                 except (Unavailable, ApiError):
                     continue
 
-    async def _close(self, pipe: messages.PipeRow, *, keep: bool) -> None:
+    async def _close(self, pipe: messages.PipeRow, *, keep: bool) -> int:
         head = messages.ClosePipe(pipe.topic, pipe.topic_id, pipe.source_id, keep)
-        await self._asks.ask(owner_of_name(pipe.topic, self._shards), Op.CLOSE_PIPE, head)
+        closed, _ = await self._asks.ask(owner_of_name(pipe.topic, self._shards), Op.CLOSE_PIPE, head)
+        return closed.at or 0
 
     async def _update_rings(self) -> None:
         """A router that came or went may have closed or opened a ring: the others in it, or behind it, go on by what
@@ -411,15 +414,15 @@ class Router:
             **{option: getattr(request, option) for option in _OPTIONS},
         )
         ring = self._rules.closed_by(source, dest)
-        ended: list[tuple[str, str]] = []
+        ended: dict[tuple[str, str], int] = {}
+        copied = {pair: forwarder.at for pair, forwarder in self._forwarders.items()} if ring else {}
         try:
             for pair in [(source, dest), *ring]:
-                await self._end(*pair)
-                ended.append(pair)
+                ended[pair] = await self._end(*pair)
             heads = {topic: await self._head(topic) for topic in {topic for pair in ring for topic in pair}}
             if ring:
                 rule = msgspec.structs.replace(rule, since=heads[source])
-            self._save([rule], gone=[], heads=heads)
+            self._save([rule], gone=[], heads=heads, copied=copied | ended)
             await self._update_rings()
         finally:
             for pair in ended:
@@ -489,14 +492,22 @@ class Router:
         await self._update_rings()
         return sorted(rule.router for rule in rules)
 
-    def _save(self, put: list[Rule], *, gone: list[Rule], heads: Mapping[str, int] = _NO_HEADS) -> None:
-        """Change the rules, here and on disk; or neither. heads: of the sources in a ring that is closed by it."""
+    def _save(
+        self,
+        put: list[Rule],
+        *,
+        gone: list[Rule],
+        heads: Mapping[str, int] = _NO_HEADS,
+        copied: Mapping[tuple[str, str], int] = _NONE_COPIED,
+    ) -> None:
+        """Change the rules, here and on disk; or neither. heads: of the sources in a ring that is closed by it; copied:
+        how far pairs have come then."""
         changed = Rules(self._rules)
         for rule in put:
             changed.put(rule)
         for rule in gone:
             changed.remove(rule.router)
-        changed.turn(self._rules, heads=heads)
+        changed.turn(self._rules, heads=heads, copied=copied)
         try:
             self._store.save(changed)
         except OSError as error:

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 
 import msgspec
 
 from topics.errors import ApiError
 from topics.keys import seen
 from topics.storage.routers import Past, Rule
+
+_NONE: Mapping[tuple[str, str], int] = MappingProxyType({})
+_RINGS = 16  # that a rule remembers: as many have been closed over a pair that copies nothing
 
 
 class Rules:
@@ -106,9 +110,9 @@ class Rules:
         cycle = None if self.between(source, dest) else self.cycle(source, dest)
         return [] if cycle is None else list(pairwise(cycle[1:]))
 
-    def turn(self, before: Rules, *, heads: Mapping[str, int]) -> None:
+    def turn(self, before: Rules, *, heads: Mapping[str, int], copied: Mapping[tuple[str, str], int] = _NONE) -> None:
         """Note what has become of rings since `before`. heads: of the sources in a ring that is closed, when none of
-        its pairs copied."""
+        its pairs copied. copied: how far pairs have come for good, where that is known."""
         for rule in list(self):
             if not before.between(rule.source, rule.dest):
                 closed = before.closed_by(rule.source, rule.dest)
@@ -120,13 +124,23 @@ class Rules:
                     # One that leads out holds back what has passed more routers than anything will in this ring.
                     out = last is not None and last <= len(closed) and other.source in ring
                     if distance is not None or out:
-                        past = Past(last, heads[other.source], distance or 0)
+                        at = copied.get((other.source, other.dest), 0)
+                        past = Past(last, heads[other.source], distance or 0, before=_left(other.past, at=at))
+                        if past.before and (past.before.hops, past.before.passed) == (past.hops, past.passed):
+                            past = msgspec.structs.replace(past, before=past.before.before)
                         self.put(msgspec.structs.replace(other, past=past))
             elif self.ring_hops(rule.source, rule.dest) is None:
                 hops = before.ring_hops(rule.source, rule.dest)
                 if hops is not None:
                     past = msgspec.structs.replace(rule.past or Past(), last=hops)
                     self.put(msgspec.structs.replace(rule, past=past))
+
+
+def _left(past: Past | None, *, at: int, most: int = _RINGS) -> Past | None:
+    """What counts of it, and of those before it, for seqs that are not copied yet."""
+    if past is None or past.until <= at or most == 0:
+        return None
+    return msgspec.structs.replace(past, last=None, before=_left(past.before, at=at, most=most - 1))
 
 
 def _life_of(topic: str, rule: Rule) -> int:

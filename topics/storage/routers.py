@@ -27,6 +27,7 @@ class Past(msgspec.Struct, array_like=True, frozen=True):
     until: int = 0  # the source's head when a ring was closed
     passed: int = 0  # these seqs count as having passed so many
     last: int | None = None  # what lies behind them, if there is no ring now: the same of the ring that was opened
+    before: Past | None = None  # of an earlier ring, whose seqs had not all been copied when this one was closed
 
 
 class Rule(msgspec.Struct, array_like=True, frozen=True):
@@ -63,8 +64,17 @@ def missing_rules(path: str) -> CorruptData:
 
 
 def encode_rules(rules: list[Rule]) -> bytes:
-    payload = msgspec.msgpack.encode([rule if rule.past else msgspec.structs.astuple(rule)[:-1] for rule in rules])
+    payload = msgspec.msgpack.encode([_fields(rule) for rule in rules])
     return SNAPSHOT_HEADER.pack(ROUTERS_MAGIC, FORMAT_VERSION, 0, len(payload), xxh3_64_intdigest(payload)) + payload
+
+
+def _fields(rule: Rule) -> Rule | tuple[object, ...]:
+    """Without trailing fields that say nothing."""
+    if rule.past is None:
+        return msgspec.structs.astuple(rule)[:-1]
+    if rule.past.before is None:
+        return *msgspec.structs.astuple(rule)[:-1], msgspec.structs.astuple(rule.past)[:-1]
+    return rule
 
 
 def decode_rules(data: bytes, *, path: str) -> list[Rule]:

@@ -126,7 +126,7 @@ class Catalogue:
             config = msgspec.structs.replace(request.config, type=before.type)
             self._commit.tell_trims(topic)
             if topic.pipe is not None and counts_bytes(config) and not counts_bytes(before):
-                self._commit.log_sizes(topic)
+                self._commit.log_sizes(topic, topic.pipe)
             self._commit.make_room(CONTROL_BYTES)
         if created or config != before:
             topic.config = config
@@ -149,6 +149,7 @@ class Catalogue:
             topic.touched()
             retention.expire(topic, now_ms=now)
             retention.enforce_caps(topic)
+            self._commit.floor_moved(topic)
             self._jobs.configured(topic)
             self._jobs.look(topic)
 

@@ -25,7 +25,6 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
-from topics.storage.columns import Columns
 from topics.storage.control import (
     CopiesLine,
     DeleteFrame,
@@ -38,11 +37,12 @@ from topics.storage.control import (
 from topics.storage.format import FrameType, frame_bytes
 from topics.walshard import retention
 from topics.walshard.cache import BatchCache
-from topics.walshard.copies import Copies, CopyMemory, as_logged, logged_sizes
+from topics.walshard.copies import Copies, CopyMemory, Pipe, as_logged, logged_sizes
 from topics.walshard.disk import KILL_POINTS, kill_point
 from topics.walshard.placing import Placing
 from topics.walshard.reserve import Reserve
 from topics.walshard.rows import Row
+from topics.walshard.segments import Segment
 from topics.walshard.syncer import Synced, Syncer
 from topics.walshard.topic import Topic, count_seqs, merge_ranges
 from topics.walshard.wal import Wal
@@ -112,6 +112,8 @@ class Commit:
         self._lines_bytes = 0
         self._lined: set[int] = set()  # ids of their topics
         self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
+        self._afterwards: list[Callable[[], None]] = []  # to be called behind the next write
+        self._floors: dict[Topic, None] = {}  # of which the log does not know what caps took
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -226,6 +228,7 @@ class Commit:
             self.make_room(_HEAD_BYTES, reserve=reserve)
             self.stage_ceiling(topic, last, ts, count=count)
         if topic.ephemeral:
+            self.log_position(topic, request.to_seq, counts=request.counts, ts=ts, reserve=reserve)
             row = Row(first, count, ts, ts, size, None, 0, 0, count, body)
         else:
             line = CopiesLine(
@@ -264,6 +267,16 @@ class Commit:
         self._lines_bytes += taken
         self.wal.room -= taken  # kept until they are staged
 
+    def log_position(
+        self, topic: Topic, at: int, *, counts: dict[str, int] | None = None, ts: int = 0, reserve: bool = False
+    ) -> None:
+        """The same where nothing had to be copied, or only what an ephemeral topic keeps in memory: its records go with
+        the process, and must not come a second time."""
+        assert topic.pipe is not None
+        last = topic.pipe.last_seq
+        line = CopiesLine(topic.id, ts or topic.last_ts, last + 1, last, at, counts=counts or {})
+        self.log_copies(line, reserve=reserve)
+
     def stage_lines(self) -> None:
         if self._lines:
             self.wal.room += self._lines_bytes
@@ -272,12 +285,19 @@ class Commit:
             self._lined.clear()
             self.wal.stage(FrameType.HEAD, topic_id=self.wal.shard, ts=0, body=body)
 
-    def log_sizes(self, topic: Topic) -> None:
-        """What copies that are in the log already count for, before a config makes a cap count them. Staged at once."""
-        for row in topic.copies():
-            sizes = as_logged(Columns(row.load(), count=row.count, ts=row.first_ts).sizes())
-            line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
-            self.log_copies(line)
+    def log_sizes(self, topic: Topic, pipe: Pipe) -> None:
+        """What copies that a start may find in the log alone already count for, before a config makes a cap count them:
+        also those in segments that no snapshot names yet, and those that are not readable yet. Staged at once."""
+        held = [
+            entry.row
+            for entry in self._waiting
+            if isinstance(entry, Written) and entry.topic is topic and not entry.logged
+        ]
+        for row in chain(topic.rows.since(topic.rows.position(pipe.saved_to + 1)), held):
+            if row.live and isinstance(row.source, Copies | Segment):
+                sizes = as_logged(topic.sizes_or_shares(row))
+                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
+                self.log_copies(line)
         self.stage_lines()
 
     def tell_trims(self, topic: Topic, *, reserve: bool = False) -> None:
@@ -296,8 +316,8 @@ class Commit:
             topic.untold = []
 
     def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
-        """Give out no seq up to this one any more; trimmed: they stand for records that the source has lost, up to its
-        seq `at`. hops: as many of them, each after the other, have passed so many routers of a ring."""
+        """Give out no seq up to this one any more, which is promised. trimmed: they stand for records that the source
+        has lost, up to its seq `at`. hops: as many of them, each after the other, have passed so many routers."""
         first = topic.next_seq
         if seq < first:
             return
@@ -305,14 +325,11 @@ class Commit:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
         reserve = topic.rebuilding  # as in stage_copies
-        if seq > topic.ceiling - topic.ceiling_margin:
-            topic.reserve = None  # none of these is written
-        if seq > topic.ceiling - topic.ceiling_margin:
-            self.make_room(_HEAD_BYTES, reserve=reserve)
-            self.stage_ceiling(topic, seq, topic.last_ts)
         if trimmed and not topic.ephemeral:
             passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
             self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at, hops=passed), reserve=reserve)
+        elif trimmed:
+            self.log_position(topic, at, reserve=reserve)
         self.write_control()
         if trimmed:
             kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
@@ -325,6 +342,20 @@ class Commit:
         topic.next_seq = seq + 1
         topic.touched()
         self.on_publish(topic)
+
+    def promise(self, topic: Topic, count: int) -> bool:
+        """Whether a power cut leaves enough to know that no record may get the next seqs, so many. If not, it is
+        written here, and there when that is synced: readers who were told of such a seq would miss what gets it
+        afterwards. Twice as many, because a source that loses records goes on losing them meanwhile."""
+        seq = topic.next_seq - 1 + count
+        if seq > topic.ceiling - topic.ceiling_margin:
+            self.write()
+            topic.reserve = None  # none of these is written
+            self.make_room(_HEAD_BYTES, reserve=topic.rebuilding)
+            self.stage_ceiling(topic, seq + count, topic.last_ts)
+            self.reserved[topic] = None
+            self.write_control()
+        return seq <= topic.sure_ceiling or topic.ceiling_is_sure(self.wal.synced_lsn)
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(
@@ -434,6 +465,19 @@ class Commit:
 
     def write(self) -> bool:
         """Write what is staged; publish and answer what need not wait for a sync. False: it failed and is undone."""
+        written = self._write()
+        self._write_floors()
+        if self._afterwards:
+            afterwards, self._afterwards = self._afterwards, []
+            for call in afterwards:
+                call()
+        return written
+
+    def after_write(self, call: Callable[[], None]) -> None:
+        """When what is staged has been written, or could not be."""
+        self._afterwards.append(call)
+
+    def _write(self) -> bool:
         staged = self._staged
         if not staged and not self._lines and not self.wal.staged:
             return True
@@ -549,7 +593,29 @@ class Commit:
         config = topic.config
         if config.cap_records or config.cap_bytes:
             retention.enforce_caps(topic)
+            if topic.floor_due:
+                self._floors[topic] = None
         self.on_publish(topic)
+
+    def floor_moved(self, topic: Topic) -> None:
+        """Caps took what is in the log to make room for what is not: that has to be logged, too. Nothing is staged."""
+        if topic.floor_due:
+            self._floors[topic] = None
+            self._write_floors()
+
+    def _write_floors(self) -> None:
+        """Before anybody is told of what is published. What finds no space comes with the next write."""
+        for topic in list(self._floors):
+            frame = encode_delete(DeleteFrame(None, [], topic.cap_seq, topic.ttl_seq))
+            size = frame_bytes(key_len=0, body_len=len(frame))
+            with suppress(DiskFull, OSError):
+                if not topic.dropped:
+                    if not self.wal.fits(size, reserve=True):
+                        self.wal.rotate(size)
+                    self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=topic.last_ts, body=frame)
+                    self._write_frames()
+                topic.floor_due = False
+                del self._floors[topic]
 
     # --- the sync ------------------------------------------------------------------------------------
 
@@ -603,6 +669,8 @@ class Commit:
                 entry.topic.pending -= 1
                 # Another class waits for its topic's creation or its ceiling, not for its own promise.
                 self._publish(entry, fsync_us if entry.topic.needs_sync else 0)
+        if self._floors and not self._staged and not self._lines and not self.wal.staged:
+            self._write_floors()  # else with the write of what is staged
         self.request_sync()
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from topics.walshard.rows import Row
 
 _COPIES_BITS = 16  # which of several routers between the same two topics: more than there can be
 _COPIES_MASK = 2**_COPIES_BITS - 1
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class LogFile(Protocol):
@@ -37,6 +39,7 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.stuck = False  # the mover has found no space for them
 
 
 class Copies:
@@ -65,15 +68,18 @@ class Copies:
 
 
 class Pipe:
-    def __init__(self, source_id: int, at: int, forwarded: dict[str, int], *, ring: bool = False) -> None:
+    def __init__(
+        self, source_id: int, at: int, forwarded: dict[str, int], *, flushed_to: int = 0, ring: bool = False
+    ) -> None:
         self.source_id = source_id
         self.ring = ring
         self.logged = True
-        self.flushed_to = 0  # the last seq that `flushed_at` covers
+        self.flushed_to = flushed_to  # the last seq that `flushed_at` covers
         self.at = at
         self.forwarded = forwarded
         self.flushed_at = at  # what a snapshot may say: everything up to here is in segments
-        self.saved_at = at  # what the last snapshot said
+        self.saved_at = at  # what the last snapshot said; -1: it can't stand for what is here ...
+        self.saved_to = flushed_to  # ... and up to which seq a start finds copies in segments
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
         self.pending = False  # a forward is taken, but its copies are not readable yet
@@ -86,9 +92,8 @@ class Pipe:
 
     @classmethod
     def restore(cls, state: PipeState) -> Pipe:
-        pipe = cls(state.source_id, state.at, dict(state.forwarded), ring=state.ring)
+        pipe = cls(state.source_id, state.at, dict(state.forwarded), flushed_to=state.flushed_to, ring=state.ring)
         pipe.logged = state.logged
-        pipe.flushed_to = state.flushed_to
         pipe.tail_lost = state.tail_lost
         return pipe
 
@@ -119,8 +124,7 @@ class Pipe:
         if sources:
             self.sources[last_seq] = sources
             self._read_to[last_seq] = at
-        for router, count in counts.items():
-            self.forwarded[router] = self.forwarded.get(router, 0) + count
+        _add(self.forwarded, counts)
         if counts or last_seq != self.last_seq:
             self.marks.append((last_seq, at, counts))
         else:
@@ -131,15 +135,19 @@ class Pipe:
         """Up to here seqs are of earlier copies, or of none."""
         return self.marks[-1][0] if self.marks else self.flushed_to
 
-    def move(self, at: int) -> None:
-        """The source has been read up to here, and there was nothing to copy. What clients write here at the same time
-        has no part in it: it may still be taken back."""
+    def move(self, at: int, counts: Mapping[str, int] = _NONE) -> None:
+        """The source has been read up to here, and there was nothing to copy: or nothing that is left, of an ephemeral
+        topic. What clients write here at the same time has no part in it: it may still be taken back."""
         self.at = at
+        _add(self.forwarded, counts)
         if self.marks:
-            last_seq, _, counts = self.marks[-1]
-            self.marks[-1] = (last_seq, at, counts)
+            last_seq, _, before = self.marks[-1]
+            if counts:
+                _add(before := dict(before), counts)
+            self.marks[-1] = (last_seq, at, before)
         else:
             self.flushed_at = at  # there is nothing new that would have to be in a segment first
+            _add(self.flushed_forwarded, counts)
 
     def skip(self, last_seq: int) -> None:
         """No copy will ever get a seq up to this one that has none yet."""
@@ -156,8 +164,7 @@ class Pipe:
             self.sources.pop(self.flushed_to, None)
             self.sizes.pop(self.flushed_to, None)
             self._read_to.pop(self.flushed_to, None)
-            for router, count in counts.items():
-                self.flushed_forwarded[router] = self.flushed_forwarded.get(router, 0) + count
+            _add(self.flushed_forwarded, counts)
 
     def lose_tail(self, to: int) -> None:
         """A power cut may have taken copies up to this seq. The source is read to where the pipe stands, also if the
@@ -219,6 +226,11 @@ class Pipe:
 
     def frame(self) -> PipeFrame:
         return PipeFrame(self.source_id, self.flushed_at, self.ring, logged=True)
+
+
+def _add(totals: dict[str, int], counts: Mapping[str, int]) -> None:
+    for router, count in counts.items():
+        totals[router] = totals.get(router, 0) + count
 
 
 def counts_bytes(config: TopicConfig) -> bool:

@@ -237,6 +237,7 @@ class Mover:
 
         def failed() -> None:
             topic.flushing = False
+            self._engine.copies.stuck = True
 
         work = partial(self._flush.write, topic, blocks)
         self._submit(_Job(work, partial(self._take_blocks, topic), failed))
@@ -244,6 +245,7 @@ class Mover:
     def _take_blocks(self, topic: Topic, moved: list[Moved]) -> None:
         """On the loop: rows that read from the WAL become rows that read from segments."""
         topic.flushing = False
+        self._engine.copies.stuck = False
         if topic.dropped:
             return
         for block, entry, flags in moved:
@@ -354,7 +356,15 @@ class Mover:
         dropped, engine.dropped = engine.dropped, []
         dead, self._dead = self._dead, []
         covered, unused = wal.written_lsn, wal.unused()
-        pipes = [(topic.pipe, topic.pipe.flushed_at) for topic in engine.topics.values() if topic.pipe is not None]
+        saved = [
+            (
+                topic.pipe,
+                -1 if topic.pipe.tail_lost else topic.pipe.flushed_at,  # when that ends, this one says too little
+                max(topic.pipe.flushed_to, topic.flushed_seq),
+            )
+            for topic in engine.topics.values()
+            if topic.pipe is not None
+        ]
         state = ShardState(
             shard=self._shard,
             layout=self._layout,
@@ -405,8 +415,8 @@ class Mover:
             self.snapshot_lsn = covered
             self.snapshot_ms = engine.clock.now_ms()
             self._written = True
-            for pipe, at in pipes:
-                pipe.saved_at = at
+            for pipe, at, to in saved:
+                pipe.saved_at, pipe.saved_to = at, to
             settle(leaving)
             for segment, rows in dirty:
                 if (error := missed.get(segment)) is not None:

@@ -13,7 +13,7 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
 - a power cut may have taken lines of copies that readers have seen, none of them above the ceiling (`tail_lost`). They
   are copied again like new ones before the topic is shown: up to the ceiling, or as far as the source goes. Nothing
   else may keep them out: they go around the watch on free space and into the reserve of the log, and the mover writes
-  them down meanwhile.
+  them down meanwhile. Where it finds no space for what memory can't hold, the topic is shown without the rest.
 - what the source does not have any more reads as a `source_trim` tombstone: copies whose bytes were lost with the
   process, and records that were lost before they were copied, which take as many seqs here.
 - in a ring, what stands for a lost record goes as far as the record would have gone, and carries how many routers it
@@ -31,7 +31,8 @@ here, and those of the source (storage/control.py, CopiesLine). Rules:
     the machine            what was synced of them         the same; of a destination of class fsync the rest is
                                                            copied again in the same order, into the same seqs. If the
                                                            source lost some of it, or the class syncs later than it
-                                                           answers: above the ceiling, which nobody has ever seen.
+                                                           answers, or neither disk nor memory has room for it: above
+                                                           the ceiling, which nobody has ever seen.
                                                            A snapshot says when that is over: from then on a crash is
                                                            one of the above
 """
@@ -49,7 +50,6 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull, being_rebuilt, topic_not_found
 from topics.storage.columns import Columns, coalesce
-from topics.storage.control import CopiesLine
 from topics.walshard import reads
 from topics.walshard.cache import BatchCache
 from topics.walshard.commit import Commit, ReplyTo, write_failed
@@ -152,8 +152,8 @@ class Pipes:
 
     def _begin(self, topic: Topic, request: messages.OpenPipe, reply_to: ReplyTo, correlation: int) -> None:
         before = topic.pipe
-        pipe = topic.pipe = Pipe(request.source_id, request.at, {}, ring=request.ring)
-        pipe.flushed_to = topic.next_seq - 1  # whatever is there was not copied
+        there = topic.next_seq - 1  # was not copied
+        pipe = topic.pipe = Pipe(request.source_id, request.at, {}, flushed_to=there, ring=request.ring)
         try:
             self._opened(topic, pipe, reply_to, correlation)
         except (ApiError, DiskFull, OSError):
@@ -239,6 +239,7 @@ class Pipes:
 
     def _tail_ends(self, topic: Topic, pipe: Pipe) -> None:
         pipe.tail_lost = False
+        pipe.saved_at = -1  # a start without the pipe would not know which seqs have been skipped
         topic.touched()
         self.unsaved = True
 
@@ -288,6 +289,8 @@ class Pipes:
                 self._rebuilt(topic, pipe)
             return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
         if self._copies.bytes > limits.COPIES_BYTES:
+            if pipe.tail_lost and self._copies.stuck:
+                self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
             raise ApiError(
                 "throttled", "copies wait to be written to segments", {"retry_after_ms": 50}, retry_after_s=1
             )
@@ -300,19 +303,30 @@ class Pipes:
         if pipe.tail_lost and (lost_more or not request.complete):
             self._skip_tail(topic, pipe, trimmed=lost_more or lost > 0, at=min(behind_lost, request.to_seq))
         elif lost:
+            if not self._commit.promise(topic, lost):
+                # Nothing has happened: whoever copies sees that, and comes again.
+                self._commit.wait_for_sync(
+                    reply_to, lambda fsync_us: messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
+                )
+                return None
             self._commit.skip_to(topic, topic.next_seq - 1 + lost, trimmed=True, at=behind_lost, hops=told)
         if request.lost:  # told, whatever becomes of the copies
             self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
-            self._move_on(topic, pipe, request)
-            return messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
+            self._move_on(topic, pipe, request, reply_to, correlation)
+            return None
         if KILL_POINTS:
             kill_point("forward")
         now = self._now_ms()
         copied = _Copied(self, topic, pipe, request, reply_to, correlation)
-        copied.last = self._commit.stage_copies(
-            topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
-        )
+        try:
+            copied.last = self._commit.stage_copies(
+                topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
+            )
+        except DiskFull:
+            if pipe.tail_lost:
+                self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
+            raise
         pipe.pending = True
         return None
 
@@ -334,15 +348,24 @@ class Pipes:
             self._rebuilt(topic, pipe)
         topic.touched()
 
-    def _move_on(self, topic: Topic, pipe: Pipe, request: messages.Forward) -> None:
+    def _move_on(
+        self, topic: Topic, pipe: Pipe, request: messages.Forward, reply_to: ReplyTo, correlation: int
+    ) -> None:
         """There was nothing to copy. The log is told, or a start would ask for these records again, and take those that
-        the source has evicted by then for lost. As far as there is space: nothing else depends on it."""
-        if request.to_seq != pipe.at and not topic.ephemeral:
-            last = pipe.last_seq
+        the source has evicted by then for lost. As far as there is space: nothing else depends on it. Whoever copies is
+        answered behind the write: it never says of records that they have been looked at which a kill brings back."""
+
+        def written() -> None:
+            pipe.pending = False
+            pipe.move(request.to_seq)
+            self._level(topic, pipe, request, last=topic.head_seq)
+            reply_to.send_always(messages.pack(Op.FORWARD, correlation, _forwarded(pipe)))
+
+        if request.to_seq != pipe.at:
             with suppress(ApiError, DiskFull, OSError):
-                self._commit.log_copies(CopiesLine(topic.id, topic.last_ts, last + 1, last, request.to_seq))
-        pipe.move(request.to_seq)
-        self._level(topic, pipe, request, last=topic.head_seq)
+                self._commit.log_position(topic, request.to_seq)
+        pipe.pending = True
+        self._commit.after_write(written)
 
     @staticmethod
     def _move(
@@ -353,7 +376,7 @@ class Pipes:
         held = bool(pipe.marks) or (newest is not None and isinstance(newest.source, Copies))
         pipe.advance(last, at, counts, sources)
         if topic.ephemeral and not held:
-            pipe.flushed(last)  # its records are never written down: a restart goes on from here
+            pipe.flushed(last)  # its records are never written down, and a restart goes on behind them
 
 
 def _opened(pipe: Pipe) -> messages.PipeOpened:

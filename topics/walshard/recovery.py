@@ -472,22 +472,27 @@ class Recovery:
                 self._copies_row(topic, topic.pipe, line, file, fresh)
             elif line.count:
                 self._sized(topic, topic.pipe, line)
-            elif fresh or (topic.pipe.marks and topic.pipe.last_seq == line.last_seq):
-                topic.pipe.move(line.at)
+            elif fresh or topic.pipe.marks:
+                topic.pipe.move(line.at, line.counts)
 
     @staticmethod
     def _sized(topic: Topic, pipe: Pipe, line: CopiesLine) -> None:
-        """Of copies whose own line does not tell what each of them counts for; but for those that were not live."""
-        row = topic.rows.find(line.first_seq)
-        if row is None or not topic.is_unfilled(row):
-            return
-        sizes = pipe.sizes.setdefault(row.last, array("I", [0]) * row.count)
-        begin = line.first_seq - row.first + len(sizes) - row.count
-        sizes[begin : begin + line.count] = _sizes(line)
-        row.sizes = sizes[-row.count :]
-        topic.add_live(0, -row.size)
-        row.size = sum(row.sizes[index] for index in row.live_indexes())
-        topic.add_live(0, row.size)
+        """Of copies whose own lines do not tell what each of them counts for; but for those that were not live. They
+        may have been in one block by then, with records of clients between them."""
+        told = _sizes(line)
+        for row in topic.rows.since(topic.rows.position(line.first_seq)):
+            if row.first > line.last_seq:
+                break
+            if not row.live or not topic.is_unfilled(row):
+                continue
+            sizes = pipe.sizes.setdefault(row.last, array("I", [0]) * row.count)
+            first, last = max(row.first, line.first_seq), min(row.last, line.last_seq)
+            begin = first - row.first + len(sizes) - row.count
+            sizes[begin : begin + last - first + 1] = told[first - line.first_seq : last - line.first_seq + 1]
+            row.sizes = sizes[-row.count :]
+            topic.add_live(0, -row.size)
+            row.size = sum(row.sizes[index] for index in row.live_indexes())
+            topic.add_live(0, row.size)
 
     def _copies_row(self, topic: Topic, pipe: Pipe, copies: CopiesLine, file: WalFile, fresh: bool) -> None:
         """Copies whose bytes were in memory: a row that is filled later, or what stands for records that were lost."""
@@ -584,9 +589,9 @@ class Recovery:
         if body.pipe is None:
             topic.pipe = None
         elif topic.pipe is None or topic.pipe.source_id != body.pipe.source_id:
-            topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {}, ring=body.pipe.ring)
+            there = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
+            topic.pipe = Pipe(body.pipe.source_id, body.pipe.at, {}, flushed_to=there, ring=body.pipe.ring)
             topic.pipe.logged = body.pipe.logged
-            topic.pipe.flushed_to = max(topic.head_seq, self._snapshot_heads.get(topic.id, 0))
         else:
             topic.pipe.ring = body.pipe.ring
 

@@ -93,6 +93,7 @@ def enforce_caps(topic: Topic, *, sized: bool = True) -> None:
 def _evict(topic: Topic, row: Row, indexes: list[int], *, sizes: Sequence[int] | None) -> None:
     topic.evicted_total += len(indexes)
     topic.totals.evicted += len(indexes)
+    topic.floor_due |= row.source is not None and topic.resident_rows > 0
     topic.cap_seq = max(topic.cap_seq, _lose(topic, row, indexes, sizes=sizes))
 
 

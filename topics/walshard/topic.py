@@ -103,6 +103,8 @@ class Topic:
         self.tail_records = 0
         self.tail_bytes = 0
         self.tail_since_ms = 0  # ... and since when
+        self.resident_rows = 0  # those that are in memory only, of the ephemeral class
+        self.floor_due = False  # caps took what is in the log, to make room for what is not: a start could not tell
         self.tags: TagIndex | None = None
         self.hops_read = 0  # how far the next in the ring has read
         self.flushing = False
@@ -204,6 +206,8 @@ class Topic:
             self.tail_bytes += row.length
             if self.tail_rows == 1:
                 self.tail_since_ms = row.first_ts
+        else:
+            self.resident_rows += 1
         if self.tags is not None:
             columns = Columns(row.load(), count=row.count, ts=row.first_ts)
             if columns.has_tags:
@@ -292,6 +296,8 @@ class Topic:
             source.release(row)
             if isinstance(source, Segment) and source.live_rows == 0:
                 self.totals.dead_segments += 1
+        else:
+            self.resident_rows -= 1
         if not isinstance(source, Copies):  # the mover may be reading it, and it is nowhere else
             row.body = None
         row.rendered = row.sizes = row.times = None
@@ -350,7 +356,9 @@ class Topic:
 
     @property
     def unaccounted(self) -> int:
-        """Seqs up to the head that no count and no range stands for: 0, if nothing is in memory only."""
+        """Seqs up to the head that no count and no range stands for: 0, if nothing is in memory only. After a crash of
+        an ephemeral topic fewer, by the records in the hole at its end that clients had deleted before: they count
+        twice until the hole lies below the first live record, and is an eviction but for them."""
         gone = self.deleted_total + self.evicted_total + self.expired_total + self.skipped_total
         return self.head_seq - self.count - gone - count_seqs([*self.holes, *self.trims])
 
@@ -522,6 +530,7 @@ class Topic:
         self.lost_total = state.lost_total
         if state.pipe is not None:
             self.pipe = Pipe.restore(state.pipe)
+            self.pipe.saved_to = max(self.pipe.flushed_to, state.flushed_seq)
         for key in state.keys:
             self.keys.remember(key.key, Remembered(key.first_seq, key.count, key.ts))
 
