@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from folderplay import write_manifest
 from model import QuickDisk, Record, Shard, error_of
-from test_relocator import fill, forget_log, records, seqs, settings, tiers
+from test_relocator import fill, forget_log, records, run_inline, seqs, settings, tiers
 from test_tier import LEFT, Disk
+from test_tier_tools import Killed, kill_at
 
 from topics import limits
-from topics.errors import CorruptData, Unreachable
+from topics.errors import CorruptData, DiskFull, Unreachable
 from topics.folder.verify import verify
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
@@ -144,6 +145,71 @@ def test_a_snapshot_that_does_not_know_the_flags_waits_for_the_disk(shard: Shard
     disk.come_back()
     shard.open()
     assert seqs(shard) == [seq for seq in ALL if seq not in (5, 10)]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("point", ["snapshot", "leave", "left"])
+def test_a_kill_while_hot_files_go_leaves_a_snapshot_that_has_their_flags(
+    shard: Shard, disk: Disk, monkeypatch: pytest.MonkeyPatch, point: str, times: int
+) -> None:
+    """The disk may be away at the next start, and what is deleted was in the files alone."""
+    fill(shard, "u")
+    shard.delete("u", tag="fifth", before_seq=32)
+    forget_log(shard)
+    shard.copy_to_cold()
+    assert shard.delete("u", tag="fifth", before_seq=42).deleted == 2
+    run_inline(shard)
+    with monkeypatch.context() as patched:
+        kill_at(patched, point, 1 if point == "snapshot" else times)
+        with pytest.raises(Killed):
+            shard.mover.checkpoint()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    left = [seq for seq in ALL if seq not in FIFTHS[:8]]
+    for _ in range(2):
+        shard.open()
+        assert (shard.topic("u").count, shard.topic("u").deleted_total) == (len(left), 8)
+        shard.crash()
+    disk.come_back()
+    shard.open()
+    assert seqs(shard, "u") == left
+    shard.relocate()
+    assert tiers(shard, "u") == "cccch"
+    shard.stop()
+    assert verify(shard.settings.data_dir, deep=True, running=False).clean
+
+
+class Crowded(QuickDisk):
+    """A disk that has room for a snapshot when a hot file has gone."""
+
+    def __init__(self) -> None:
+        self.full = True
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        if self.full and path.endswith(".snap"):
+            raise DiskFull("no space")
+        super().write_whole(path, data)
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        self.full = self.full and not path.endswith(".data")
+
+
+def test_hot_files_make_room_for_the_snapshot(shard: Shard) -> None:
+    fill(shard, "u")
+    shard.delete("u", tag="fifth", before_seq=32)
+    shard.restart(disk := Crowded())
+    shard.copy_to_cold()
+    covered = shard.mover.snapshot_lsn
+    shard.append("t", records(1))
+    shard.checkpoint()
+    assert shard.mover.snapshot_lsn == covered
+    assert not disk.full
+    shard.checkpoint()
+    assert shard.mover.snapshot_lsn > covered
+    assert tiers(shard, "u") == "cccch"
+    shard.restart()
+    assert seqs(shard, "u") == [seq for seq in ALL if seq not in FIFTHS[:6]]
 
 
 # --- deletes -------------------------------------------------------------------------------------------

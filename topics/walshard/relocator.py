@@ -1,15 +1,16 @@
 """Moves sealed segments to the cold tier, on a thread of its own and with half of the time idle.
 
     1  copy     <cold>/topics/<id>/<first>.data.tmp, synced, renamed, its folder synced        on the thread
-    2  switch   the segment reads from the copy; flags that changed meanwhile go there too      in a checkpoint,
-    3  unlink   the hot file, its folder synced                                                  in this order,
-    4           the snapshot                                                                     by the mover
+    2           the snapshot, which has the flags of what is to be cold                          in a checkpoint,
+    3  leave    the flags that changed meanwhile go to the copy                                  in this order,
+    4           unlink the hot file, sync its folder                                             by the mover
 
-While both files are there the hot one counts: so a crash before 3 leaves it as it was (and a copy that the next start
-removes), and after 3 the cold one has every flag that a snapshot may take for granted. Indexes stay hot: they are
-small, and deletes by tag and a start need them.
+While both files are there the hot one counts: so a crash before 4 leaves it as it was (and a copy that the next start
+removes), and after 4 the cold one has every flag that a snapshot may take for granted. The snapshot comes first because
+the cold disk may be away at the next start, which then knows from it alone what is deleted; only where it finds no room
+the hot files go before it. Indexes stay hot: they are small, and deletes by tag and a start need them.
 
-1, 2 and 3 each go through a descriptor of the folder that has the marker of this data folder (tier.py): what lies where
+1, 3 and 4 each go through a descriptor of the folder that has the marker of this data folder (tier.py): what lies where
 an unmounted disk was is not written to, and no hot file goes for a copy there. A cold disk that is full or gone stops
 relocation, which tries again later; nothing else notices. Whether it is there is looked at even if nothing is to move,
 so that operators hear of it before readers do.
