@@ -9,6 +9,7 @@ import pytest
 
 from topics.folder.verify import verify
 
+from .queues import Counters, Queue, seqs_of
 from .server import eventually
 from .test_tiers import ALL, RECORDS, Start, append, everything, fill, metric, start
 
@@ -53,3 +54,37 @@ def test_it_serves_the_rest_and_goes_on_when_the_disk_is_there(start: Start, tmp
     assert server.stop() == 0
     verdict = verify(str(server.data_dir), deep=True, running=False)
     assert verdict.clean, verdict.problems
+
+
+def test_a_queue_hands_out_what_is_hot(start: Start, tmp_path: Path) -> None:
+    """The other jobs keep their place, and go out first when the disk is back."""
+    server = start(TOPICS_WAL_SHARDS=1)
+    fill(server, "q", type="queue", lease_ms=60_000)
+    place, away = tmp_path / "cold", tmp_path / "unmounted"
+    place.rename(away)
+    server.signal_child("shard-0")
+    with server.client() as api:
+        queue = Queue(api, "q")
+        eventually(lambda: "relocation stopped" in server.output(), what="the disk missed by another process")
+        eventually(lambda: api.append("q", [RECORDS + 1]).status == 200, what="an append")
+        held = seqs_of(queue.claim(1))
+        hot = list(held)
+        while (claimed := queue.post("claim", {"node": "w", "max": 100})).status == 200:
+            seqs = seqs_of(claimed)
+            assert seqs
+            queue.ack(seqs)
+            hot += seqs
+        assert (claimed.status, claimed["error"]["code"]) == (503, "shard_unavailable"), claimed
+        assert f"the cold tier {place} is not there" in claimed["error"]["message"]
+        assert 1 < min(hot) < RECORDS
+        assert sorted(hot) == list(range(min(hot), RECORDS + 2))
+        assert queue.counters() == Counters(ready=min(hot) - 1, in_flight=1)
+        away.rename(place)
+        eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")
+        rest: list[int] = []
+        while seqs := seqs_of(queue.claim(100)):
+            queue.ack(seqs)
+            rest += seqs
+        assert rest == list(range(1, min(hot))), "in their order, none twice"
+        queue.ack(held)
+    assert server.stop() == 0

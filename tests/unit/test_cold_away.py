@@ -17,6 +17,8 @@ from test_tier import LEFT, Disk
 from test_tier_tools import Killed, kill_at
 
 from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
 from topics.errors import CorruptData, DiskFull, Unreachable
 from topics.folder.verify import verify
 from topics.folder.view import Folder
@@ -348,6 +350,58 @@ def test_tools_know_deletes_that_the_files_lack(shard: Shard, disk: Disk) -> Non
     assert verdict.clean, verdict.problems
     topics = [topic for each in Folder(shard.settings.data_dir).shards for topic in each.topics.values()]
     assert next(topic.count for topic in topics if topic.name == "t") == 94
+
+
+# --- jobs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(shard: Shard, disk: Disk) -> Shard:
+    """Jobs 1 to 80 are in the cold tier, which is away; 81 to 100 are hot."""
+    shard.put("q", TopicConfig(type="queue"))
+    fill(shard, "q")
+    shard.relocate()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    shard.open()
+    shard.call(Op.OPEN_QUEUE, messages.OpenQueue("q"))
+    return shard
+
+
+def take(
+    shard: Shard, limit: int, *, wanted: list[int] | None = None, after: int = 0, held: list[int] | None = None
+) -> messages.JobsTaken:
+    head = messages.TakeJobs("q", shard.topic("q").id, wanted or [], after, held or [], limit, 2**20)
+    answer: messages.JobsTaken = shard.call(Op.TAKE_JOBS, head)
+    return answer
+
+
+def test_hot_jobs_go_out_and_the_others_stay_fresh(queue: Shard, disk: Disk) -> None:
+    taken = take(queue, 15)
+    assert (taken.seqs, taken.at, taken.end) == (list(range(81, 96)), 0, False)
+    rest = take(queue, 15, held=taken.seqs)
+    assert (rest.seqs, rest.at, rest.end) == (list(range(96, 101)), 0, False)
+    error = error_of(lambda: take(queue, 15, held=ALL[80:]))
+    assert (error.status, error.code) == (503, "shard_unavailable")
+    assert "mount its disk" in error.message
+    head = messages.CompleteJobs("q", queue.topic("q").id, taken.seqs, False, 0, 0)
+    assert queue.call(Op.COMPLETE_JOBS, head).live == 85
+    everything_held = take(queue, 15, held=[*ALL[:80], *range(96, 101)])
+    assert (everything_held.seqs, everything_held.end) == ([], True), "nothing is missed that somebody has"
+    disk.come_back()
+    assert take(queue, 3, held=rest.seqs).seqs == [81 - 80, 2, 3], "at once"
+
+
+def test_jobs_that_are_free_again_wait_for_the_disk_too(queue: Shard, disk: Disk) -> None:
+    taken = take(queue, 4, wanted=[3, 25, 85], after=80)
+    assert (taken.seqs, taken.wanted, taken.gone) == ([85, 81, 82, 83], 1, []), "85 was free, three more are fresh"
+    assert error_of(lambda: take(queue, 2, wanted=[3, 25], after=100)).status == 503
+    queue.delete("q", before_seq=4)
+    told = take(queue, 2, wanted=[3, 25], after=100)
+    assert (told.seqs, told.gone) == ([], [3]), "what is gone has to be told"
+    disk.come_back()
+    catch_up(queue)
+    assert take(queue, 2, wanted=[25], after=100).seqs == [25]
 
 
 # --- what goes -----------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ class Relocator:
         self._looking = False
         self._closing = False
         self._stopped = False  # said so once
-        self.gone = False  # the disk is not there; said so once
         self.returned = False  # it was gone and is back: the mover has to write what it has missed
         self.event_fd = self._worker.event_fd
         self.arrived: list[Arrival] = []
@@ -84,6 +83,11 @@ class Relocator:
     @property
     def busy(self) -> bool:
         return self._worker.outstanding > 0
+
+    @property
+    def gone(self) -> bool:
+        """The disk is not there; said so once."""
+        return self._tier.gone
 
     @property
     def copying(self) -> bool:
@@ -136,7 +140,7 @@ class Relocator:
             if error is not None:
                 self._trouble(error)
             elif self.gone:
-                self.gone = self._stopped = False
+                self._tier.gone = self._stopped = False
                 self.returned = True
                 self._retry_ms = 0
                 self.on_back()
@@ -184,7 +188,7 @@ class Relocator:
             raise error
         self._retry_ms = self._now_ms() + _RETRY_MS
         known = self.gone if isinstance(error, ColdTierGone) else self._stopped
-        self.gone = self.gone or isinstance(error, ColdTierGone)
+        self._tier.gone = self.gone or isinstance(error, ColdTierGone)
         if not known:
             self._stopped = True
             self.on_trouble(str(error))

@@ -164,6 +164,11 @@ class Segment:
         return self.tier is None or (self.leaving is not None and not self.left)
 
     @property
+    def is_missed(self) -> bool:
+        """Whether the disk that it is on was away when somebody last looked."""
+        return self.cold and self.leaving is None and self.tier is not None and self.tier.gone
+
+    @property
     def out_of_reach(self) -> bool:
         """Whether the disk that it is on is away."""
         return self.cold and self.leaving is None and self.tier is not None and self.tier.why_not() is not None
