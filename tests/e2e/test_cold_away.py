@@ -88,3 +88,33 @@ def test_a_queue_hands_out_what_is_hot(start: Start, tmp_path: Path) -> None:
         assert rest == list(range(1, min(hot))), "in their order, none twice"
         queue.ack(held)
     assert server.stop() == 0
+
+
+def test_another_number_of_shards_without_the_disk(start: Start, tmp_path: Path) -> None:
+    """Topics move to their new owners with what is known of the segments there, deletes included."""
+    server = start(TOPICS_WAL_SHARDS=1)
+    fill(server, "t")
+    with server.client() as api:
+        assert api.delete("t", match="t1", before_seq=21)["deleted"] == 4
+    assert server.stop() == 0
+    place, away = tmp_path / "cold", tmp_path / "unmounted"
+    place.rename(away)
+    left = [seq for seq in ALL if seq > 20 or (seq % 5) != 1]
+    for shards in (3, 2):
+        server = start(TOPICS_WAL_SHARDS=shards)
+        with server.client() as api:
+            assert api.state("t")["count"] == len(left)
+            assert api.diff("t", 0, limit=10).status == 503
+            assert api.delete("t", before_seq=3).status == 200
+            left = [seq for seq in left if seq >= 3]
+            assert api.append("other", [1]).status in (200, 201)
+        server.kill()
+    server = start(TOPICS_WAL_SHARDS=2)
+    with server.client() as api:
+        assert api.state("t")["count"] == len(left)
+        away.rename(place)
+        assert everything(api, "t") == left
+        eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")
+    assert server.stop() == 0
+    verdict = verify(str(server.data_dir), deep=True, running=False)
+    assert verdict.clean, verdict.problems

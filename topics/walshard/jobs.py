@@ -42,6 +42,12 @@ _RENDERED_BYTES = 8 * limits.MIB  # batches that are being handed out job by job
 _encode = msgspec.msgpack.Encoder().encode
 
 
+def last_checkpoint(log: Topic) -> int:
+    """Where readers of a leases log begin."""
+    found = seqs_with_tag(log, CHECKPOINT_TAG, prefix=False, below=log.head_seq + 1)
+    return max(found, default=log.earliest_seq)
+
+
 def removals(topic: Topic) -> int:
     return topic.deleted_total + topic.evicted_total + topic.expired_total - topic.completed
 
@@ -103,7 +109,7 @@ class Jobs:
             self._told[topic.id] = removals(topic)
             log_from = log_head = 0
             if log is not None:
-                log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
+                log_from, log_head = last_checkpoint(log) - 1, log.head_seq
             opened = messages.QueueOpened(
                 topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
             )
@@ -113,11 +119,6 @@ class Jobs:
             self._commit.wait_for_sync(reply_to, answer)  # some of it can't be read before
             return None
         return answer(0)
-
-    @staticmethod
-    def _last_checkpoint(log: Topic) -> int:
-        found = seqs_with_tag(log, CHECKPOINT_TAG, prefix=False, below=log.head_seq + 1)
-        return max(found, default=log.earliest_seq)
 
     def _list(self, request: messages.ListQueues, reply_to: ReplyTo, correlation: int) -> bytes:
         names = [name for name, topic in self._topics.items() if topic.config.type == "queue"]
@@ -414,7 +415,7 @@ class Jobs:
         log = self.log_of(topic)
         if log is None or log.bytes <= self._history_bytes:
             return
-        checkpoint = self._last_checkpoint(log)
+        checkpoint = last_checkpoint(log)
         last = 0
         kept = log.bytes
         for row in log.rows:

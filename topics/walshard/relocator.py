@@ -25,8 +25,10 @@ from typing import NamedTuple
 
 from topics.errors import ColdTierGone, CorruptData, DiskFull
 from topics.settings import Settings
+from topics.storage.leases import is_log_name
 from topics.storage.paths import segment_name, topic_dir
 from topics.walshard.disk import Disk
+from topics.walshard.jobs import last_checkpoint
 from topics.walshard.leftovers import remove_unnamed
 from topics.walshard.segments import Segment
 from topics.walshard.tier import ColdTier
@@ -120,6 +122,9 @@ class Relocator:
                 found = surplus(
                     topic.segments, keep_segments=settings.hot_retain_segments, keep_bytes=settings.hot_retain_bytes
                 )
+            if found and is_log_name(topic.name):
+                needed = last_checkpoint(topic)  # a queue opens without the cold disk
+                found = [segment for segment in found if segment.last_seq < needed]
             for segment in found:
                 if segment not in waiting:
                     self._copy(topic, segment)
