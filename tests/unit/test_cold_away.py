@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from folderplay import write_manifest
 from model import QuickDisk, Record, Shard, error_of
+from pipeshard import Forwarder, PipeShard
 from test_relocator import fill, forget_log, records, run_inline, seqs, settings, tiers
 from test_tier import LEFT, Disk
 from test_tier_tools import Killed, kill_at
@@ -402,6 +403,43 @@ def test_jobs_that_are_free_again_wait_for_the_disk_too(queue: Shard, disk: Disk
     disk.come_back()
     catch_up(queue)
     assert take(queue, 2, wanted=[25], after=100).seqs == [25]
+
+
+# --- copies --------------------------------------------------------------------------------------------
+
+
+def test_copies_whose_originals_are_there_wait_for_the_disk(tmp_path: Path, disk: Disk) -> None:
+    """They were in memory when the shard died. None of them counts as lost, and no seq changes."""
+    shard = PipeShard(tmp_path / "data", **settings(tmp_path))
+    for name in ("s", "d"):
+        shard.put(name, TopicConfig())
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.step()
+    fill(shard, "s")
+    forwarder.pump()
+    shard.append("d", records(1, start=7))
+    before = shard.seqs("d")
+    assert len(before) == 101
+    shard.relocate()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    for _ in range(2):
+        shard.open()
+        forwarder = Forwarder(shard, "s", "d")
+        for _ in range(3):
+            assert not forwarder.step()
+        assert shard.topic("d").rebuilding
+        assert error_of(lambda: shard.seqs("d")).status == 503
+        shard.append("s", records(1))
+        catch_up(shard)
+        shard.crash()
+    disk.come_back()
+    shard.open()
+    Forwarder(shard, "s", "d").pump()
+    after = shard.seqs("d")
+    assert {seq: after[seq] for seq in before} == before
+    assert len(after) == len(before) + 2
+    assert shard.topic("d").trims == []
 
 
 # --- what goes -----------------------------------------------------------------------------------------
