@@ -10,11 +10,17 @@ import pytest
 from topics.folder.verify import verify
 
 from .queues import Counters, Queue, seqs_of
-from .server import eventually
+from .server import Server, eventually, run_topics
 from .test_tiers import ALL, RECORDS, Start, append, everything, fill, metric, start
 
 __all__ = ["start"]
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+
+def shards(server: Server, *options: str) -> str:
+    done = run_topics("shards", "--interval", "0.1", "--data-dir", str(server.data_dir), *options)
+    assert done.returncode == 0, done
+    return done.stdout
 
 
 @pytest.mark.gate
@@ -34,6 +40,8 @@ def test_it_serves_the_rest_and_goes_on_when_the_disk_is_there(start: Start, tmp
         ready = api.get("/v0/ready")
         assert (ready.status, ready["degraded"]) == (200, {"cold_tier_missing": ["shard-0"]})
         assert metric(server, "topics_cold_tier_missing") == 1
+        assert "no cold disk" in shards(server)
+        assert [each["cold_tier_missing"] for each in json.loads(shards(server, "--json"))["shards"]] == [True]
         refused = api.diff("t", 0, limit=10)
         assert (refused.status, refused["error"]["code"]) == (503, "shard_unavailable"), refused
         assert f"the cold tier {place} is not there" in refused["error"]["message"]
@@ -50,6 +58,7 @@ def test_it_serves_the_rest_and_goes_on_when_the_disk_is_there(start: Start, tmp
         away.rename(place)
         assert everything(api, "t") == [*ALL[5:], *range(RECORDS + 1, RECORDS * 2 + 1)]
         eventually(lambda: metric(server, "topics_cold_tier_missing") == 0, what="that it is back")
+        assert "no cold disk" not in shards(server)
         assert "degraded" not in json.dumps(api.get("/v0/ready").json)
     assert server.stop() == 0
     verdict = verify(str(server.data_dir), deep=True, running=False)
