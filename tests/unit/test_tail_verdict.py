@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from topics import limits
 from topics.storage.format import FrameType
 from topics.storage.frames import Frame, encode_frame
 from topics.storage.recovery import Behind, Later, TailVerdict, judge_tail, look_behind, sum_up, used_bytes
@@ -170,6 +171,15 @@ def test_not_every_bit_of_the_largest_is_tried() -> None:
     for at in (0, 5, len(data) - 8):  # of these there are few
         assert look_behind(flipped(data, at), salt=SALT) is Behind.DAMAGED
     assert look_behind(flipped(data, 50_000), salt=SALT) is Behind.FRAME
+
+
+def test_a_frame_that_is_written_in_pieces_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head comes last, and what of that was cut short may be one bit: the only one of `synced`, for example."""
+    data = large(2_000)
+    damaged = flipped(data, 48, 1)
+    assert look_behind(damaged, salt=SALT) is Behind.DAMAGED
+    monkeypatch.setattr(limits, "PLACED_BYTES", 1_000)
+    assert look_behind(damaged, salt=SALT) is Behind.FRAME
 
 
 def test_two_bits_are_no_proof() -> None:

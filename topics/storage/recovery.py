@@ -22,7 +22,8 @@ these were whole frames (`Behind.FRAME`):
 
 After a restart of the machine any of it may be what a power cut left of an unsynced tail. But a power cut takes sectors,
 or all from some byte on, and no frame has fewer than eight bytes in a sector. So a frame that is whole but for one bit
-(`Behind.DAMAGED`) was on the platter, and is no tail of whatever kind.
+(`Behind.DAMAGED`) was on the platter, and is no tail of whatever kind. Large appends are left out: their frames are
+written in pieces.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from topics import limits
 from topics.storage.format import CHECKSUM, FRAME_HEADER, aligned, frame_bytes
 from topics.storage.frames import Frame, Readable
 
@@ -141,6 +143,8 @@ def _is_damaged(rest: bytes, salt: bytes) -> bool:
     if (found := _wrong_byte(rest, salt)) is None:
         return False
     size, wrong = found
+    if size > limits.PLACED_BYTES:
+        return False  # it was written in pieces, the head last: each of them may be cut short
     if rest[wrong]:
         return True
     begin = len(rest[:wrong].rstrip(b"\0"))
