@@ -559,6 +559,8 @@ def test_a_tail_torn_at_every_length_loses_that_batch_only(tmp_path: Path, boot:
     shard.crash()
     whole = Path(path).read_bytes()
     for length in range(0, last.length, 3):
+        if not any(whole[last.offset + length : last.offset + last.length]):
+            continue  # its xxh3 ends with zeros: nothing is missing
         Path(path).write_bytes(whole[: last.offset + length] + bytes(len(whole) - last.offset - length))
         shard.open(boot=boot)
         assert len(shard.everything("t")) == 3

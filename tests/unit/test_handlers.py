@@ -390,7 +390,7 @@ def test_a_cold_tier_that_is_missed_is_named(handlers: Handlers, board: Board, r
     board.row("shard-2").set(Word.COLD_GONE, 0)
     response = handlers.ready(request(""))
     assert isinstance(response, Response)
-    assert "cold_tier_missing" not in response.body.decode()
+    assert b"cold_tier_missing" not in bytes(response.body)
 
 
 def test_not_ready_before_the_gateway_can_reach_them(board: Board) -> None:

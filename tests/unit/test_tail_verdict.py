@@ -152,7 +152,9 @@ def test_every_flipped_bit_of_a_whole_frame_shows(seed: int) -> None:
 
 def large(size: int, *, salt: int = SALT) -> bytes:
     body = random.Random(size).randbytes(size)
-    return encode_frame(salt=salt, type=FrameType.APPEND, topic_id=7, first_seq=1, count=1, ts=1, lsn=3, synced=2, body=body)
+    return encode_frame(
+        salt=salt, type=FrameType.APPEND, topic_id=7, first_seq=1, count=1, ts=1, lsn=3, synced=2, body=body
+    )
 
 
 def flipped(data: bytes, at: int, bit: int = 3) -> bytes:
@@ -193,7 +195,9 @@ def test_two_bits_are_no_proof() -> None:
 def test_a_bit_among_zeros_may_be_a_sector_that_did_not_arrive(zeros: int, place: str) -> None:
     body = bytearray(b"x" + bytes(zeros) + b"x")
     body[zeros // 2] = 0x10
-    data = encode_frame(salt=SALT, type=FrameType.HEAD, topic_id=7, first_seq=0, count=0, ts=1, lsn=3, synced=2, body=bytes(body))
+    data = encode_frame(
+        salt=SALT, type=FrameType.HEAD, topic_id=7, first_seq=0, ts=1, lsn=3, synced=2, body=bytes(body)
+    )
     at = data.index(0x10, 56)
     gone = data[:at] + b"\0" + data[at + 1 :]
     if place == "end":

@@ -211,8 +211,8 @@ def _copies_lost(files: Files, name: str) -> Iterator[str]:
         if source is not None and source.config.durability != "ephemeral" and source.head_seq > pipe.at:
             first, last = pipe.at + 1, source.head_seq
             text += (
-                f"; copies of {source.name} seq {_listed([(first, last)])} that were in memory only are not made again. "
-                f"{_originals(source, first, last)}"
+                f"; copies of {source.name} seq {_listed([(first, last)])} that were in memory only are not made again."
+                f" {_originals(source, first, last)}"
             )
         elif lost := topic.unsettled_seqs:
             text += (

@@ -20,10 +20,10 @@ these were whole frames (`Behind.FRAME`):
     length, that ends with them, the checksum holds
     another salt, and more than a few stray bytes     ... the salt would be there first
 
-After a restart of the machine any of it may be what a power cut left of an unsynced tail. But a power cut takes sectors,
-or all from some byte on, and no frame has fewer than eight bytes in a sector. So a frame that is whole but for one bit
-(`Behind.DAMAGED`) was on the platter, and is no tail of whatever kind. Large appends are left out: their frames are
-written in pieces.
+After a restart of the machine any of it may be what a power cut left of an unsynced tail. But a power cut takes
+sectors, or all from some byte on, and no frame has fewer than eight bytes in a sector. So a frame that is whole but for
+one bit (`Behind.DAMAGED`) was on the platter, and is no tail of whatever kind. Large appends are left out: their frames
+are written in pieces.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _is_damaged(rest: bytes, salt: bytes) -> bool:
         return True
     begin = len(rest[:wrong].rstrip(b"\0"))
     end = size - len(rest[wrong:size].lstrip(b"\0"))
-    return 0 < begin and end < size and end - begin < _SECTOR_BYTES
+    return begin > 0 and end < size and end - begin < _SECTOR_BYTES
 
 
 def _wrong_byte(rest: bytes, salt: bytes) -> tuple[int, int] | None:
