@@ -136,10 +136,28 @@ def test_after_a_restart_of_the_machine_a_wrong_last_frame_is_forgotten(
     owed = oracle.topics["t"].highest_acked
     for at in range(length):
         mine = copy(folder, tmp_path / "wrong")
-        flip(wal_files(mine)[0], offset + at)
+        flip(wal_files(mine)[0], offset + at, 0xFF)
         another_boot(wal_files(mine)[0])
         figures.DAMAGES.add()
         assert recover_here(mine).topics["t"].head_seq == owed, f"byte {at}"
+
+
+@pytest.mark.gate
+def test_after_a_restart_of_the_machine_a_wrong_bit_is_refused(tail: tuple[Path, Oracle], tmp_path: Path) -> None:
+    """However soon it went down after the answer: a power cut takes sectors, not bits."""
+    folder, _ = tail
+    mine = copy(folder, tmp_path / "wrong")
+    path, offset, length = last_frame(mine)
+    another_boot(path)
+    before = path.read_bytes()
+    for at in range(length):
+        mask = 0x40 if before[offset + at] != 0x40 else 0x20  # without its last byte it may have been cut short
+        flip(path, offset + at, mask)
+        figures.DAMAGES.add()
+        with pytest.raises(CorruptData, match=f"damaged at offset {offset} .*a whole frame stood here"):
+            recover_here(mine)
+        flip(path, offset + at, mask)
+    assert path.read_bytes() == before, "a refusal must not change the file"
 
 
 @pytest.mark.gate
@@ -400,7 +418,7 @@ def test_a_power_cut_may_take_what_was_never_synced_and_nothing_else(serve: Star
     hole = next(frame for frame in found if frame.offset > last_synced.offset and frame.first_seq == 11)
     assert found[-1].synced < hole.lsn, "the tail was synced after all: no test"
 
-    flip(path, hole.offset + 60)
+    flip(path, hole.offset + 60, 0xFF)
     with pytest.raises(CorruptData, match=f"offset {hole.offset}"):
         recover_here(server.data_dir)
     another_boot(path)

@@ -398,14 +398,17 @@ def batch_of(records: list[Record]) -> tuple[bytes, int]:
     return body, sum(record.size for record in records)
 
 
+COLD_ID = "c01d"
+
+
 def marked(cold: str) -> ColdTier:
     """A cold tier, with the marker that a start leaves there."""
     note = os.path.join(cold, COLD_NOTE)
     if not os.path.exists(note):
         os.makedirs(cold, exist_ok=True)
         with open(note, "w") as file:
-            file.write('{"id":"c01d"}')
-    return ColdTier(cold, "c01d")
+            file.write(f'{{"id":"{COLD_ID}"}}')
+    return ColdTier(cold, COLD_ID)
 
 
 class Shard:
@@ -462,6 +465,8 @@ class Shard:
         folder = shard_dir(self.settings.data_dir, 0)
         self.disk.make_dir(folder)
         files = OpenFiles(self.disk)
+        if self.cold is not None:
+            self.cold = ColdTier(self.cold.path, COLD_ID)  # another process knows nothing of the disk yet
         self.recovered: Recovered = Recovery(
             settings=self.settings,
             disk=self.disk,

@@ -12,11 +12,15 @@ import msgspec
 import pytest
 from folderplay import write_manifest
 from model import QuickDisk, Record, Shard, error_of
-from test_relocator import fill, forget_log, records, seqs, settings, tiers
+from pipeshard import Forwarder, PipeShard
+from test_relocator import fill, forget_log, records, run_inline, seqs, settings, tiers
 from test_tier import LEFT, Disk
+from test_tier_tools import Killed, kill_at
 
 from topics import limits
-from topics.errors import CorruptData, Unreachable
+from topics.actors import messages
+from topics.actors.messages import Op
+from topics.errors import CorruptData, DiskFull, Unreachable
 from topics.folder.verify import verify
 from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
@@ -144,6 +148,71 @@ def test_a_snapshot_that_does_not_know_the_flags_waits_for_the_disk(shard: Shard
     disk.come_back()
     shard.open()
     assert seqs(shard) == [seq for seq in ALL if seq not in (5, 10)]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("point", ["snapshot", "leave", "left"])
+def test_a_kill_while_hot_files_go_leaves_a_snapshot_that_has_their_flags(
+    shard: Shard, disk: Disk, monkeypatch: pytest.MonkeyPatch, point: str, times: int
+) -> None:
+    """The disk may be away at the next start, and what is deleted was in the files alone."""
+    fill(shard, "u")
+    shard.delete("u", tag="fifth", before_seq=32)
+    forget_log(shard)
+    shard.copy_to_cold()
+    assert shard.delete("u", tag="fifth", before_seq=42).deleted == 2
+    run_inline(shard)
+    with monkeypatch.context() as patched:
+        kill_at(patched, point, 1 if point == "snapshot" else times)
+        with pytest.raises(Killed):
+            shard.mover.checkpoint()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    left = [seq for seq in ALL if seq not in FIFTHS[:8]]
+    for _ in range(2):
+        shard.open()
+        assert (shard.topic("u").count, shard.topic("u").deleted_total) == (len(left), 8)
+        shard.crash()
+    disk.come_back()
+    shard.open()
+    assert seqs(shard, "u") == left
+    shard.relocate()
+    assert tiers(shard, "u") == "cccch"
+    shard.stop()
+    assert verify(shard.settings.data_dir, deep=True, running=False).clean
+
+
+class Crowded(QuickDisk):
+    """A disk that has room for a snapshot when a hot file has gone."""
+
+    def __init__(self) -> None:
+        self.full = True
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        if self.full and path.endswith(".snap"):
+            raise DiskFull("no space")
+        super().write_whole(path, data)
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        self.full = self.full and not path.endswith(".data")
+
+
+def test_hot_files_make_room_for_the_snapshot(shard: Shard) -> None:
+    fill(shard, "u")
+    shard.delete("u", tag="fifth", before_seq=32)
+    shard.restart(disk := Crowded())
+    shard.copy_to_cold()
+    covered = shard.mover.snapshot_lsn
+    shard.append("t", records(1))
+    shard.checkpoint()
+    assert shard.mover.snapshot_lsn == covered
+    assert not disk.full
+    shard.checkpoint()
+    assert shard.mover.snapshot_lsn > covered
+    assert tiers(shard, "u") == "cccch"
+    shard.restart()
+    assert seqs(shard, "u") == [seq for seq in ALL if seq not in FIFTHS[:6]]
 
 
 # --- deletes -------------------------------------------------------------------------------------------
@@ -282,6 +351,95 @@ def test_tools_know_deletes_that_the_files_lack(shard: Shard, disk: Disk) -> Non
     assert verdict.clean, verdict.problems
     topics = [topic for each in Folder(shard.settings.data_dir).shards for topic in each.topics.values()]
     assert next(topic.count for topic in topics if topic.name == "t") == 94
+
+
+# --- jobs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(shard: Shard, disk: Disk) -> Shard:
+    """Jobs 1 to 80 are in the cold tier, which is away; 81 to 100 are hot."""
+    shard.put("q", TopicConfig(type="queue"))
+    fill(shard, "q")
+    shard.relocate()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    shard.open()
+    shard.call(Op.OPEN_QUEUE, messages.OpenQueue("q"))
+    return shard
+
+
+def take(
+    shard: Shard, limit: int, *, wanted: list[int] | None = None, after: int = 0, held: list[int] | None = None
+) -> messages.JobsTaken:
+    head = messages.TakeJobs("q", shard.topic("q").id, wanted or [], after, held or [], limit, 2**20)
+    answer: messages.JobsTaken = shard.call(Op.TAKE_JOBS, head)
+    return answer
+
+
+def test_hot_jobs_go_out_and_the_others_stay_fresh(queue: Shard, disk: Disk) -> None:
+    taken = take(queue, 15)
+    assert (taken.seqs, taken.at, taken.end) == (list(range(81, 96)), 0, False)
+    rest = take(queue, 15, held=taken.seqs)
+    assert (rest.seqs, rest.at, rest.end) == (list(range(96, 101)), 0, False)
+    error = error_of(lambda: take(queue, 15, held=ALL[80:]))
+    assert (error.status, error.code) == (503, "shard_unavailable")
+    assert "mount its disk" in error.message
+    head = messages.CompleteJobs("q", queue.topic("q").id, taken.seqs, False, 0, 0)
+    assert queue.call(Op.COMPLETE_JOBS, head).live == 85
+    everything_held = take(queue, 15, held=[*ALL[:80], *range(96, 101)])
+    assert (everything_held.seqs, everything_held.end) == ([], True), "nothing is missed that somebody has"
+    disk.come_back()
+    assert take(queue, 3, held=rest.seqs).seqs == [81 - 80, 2, 3], "at once"
+
+
+def test_jobs_that_are_free_again_wait_for_the_disk_too(queue: Shard, disk: Disk) -> None:
+    taken = take(queue, 4, wanted=[3, 25, 85], after=80)
+    assert (taken.seqs, taken.wanted, taken.gone) == ([85, 81, 82, 83], 1, []), "85 was free, three more are fresh"
+    assert error_of(lambda: take(queue, 2, wanted=[3, 25], after=100)).status == 503
+    queue.delete("q", before_seq=4)
+    told = take(queue, 2, wanted=[3, 25], after=100)
+    assert (told.seqs, told.gone) == ([], [3]), "what is gone has to be told"
+    disk.come_back()
+    catch_up(queue)
+    assert take(queue, 2, wanted=[25], after=100).seqs == [25]
+
+
+# --- copies --------------------------------------------------------------------------------------------
+
+
+def test_copies_whose_originals_are_there_wait_for_the_disk(tmp_path: Path, disk: Disk) -> None:
+    """They were in memory when the shard died. None of them counts as lost, and no seq changes."""
+    shard = PipeShard(tmp_path / "data", **settings(tmp_path))
+    for name in ("s", "d"):
+        shard.put(name, TopicConfig())
+    forwarder = Forwarder(shard, "s", "d")
+    forwarder.step()
+    fill(shard, "s")
+    forwarder.pump()
+    shard.append("d", records(1, start=7))
+    before = shard.seqs("d")
+    assert len(before) == 101
+    shard.relocate()
+    shard.crash()
+    disk.go(leaving="an empty folder")
+    for _ in range(2):
+        shard.open()
+        forwarder = Forwarder(shard, "s", "d")
+        for _ in range(3):
+            assert not forwarder.step()
+        assert shard.topic("d").rebuilding
+        assert error_of(lambda: shard.seqs("d")).status == 503
+        shard.append("s", records(1))
+        catch_up(shard)
+        shard.crash()
+    disk.come_back()
+    shard.open()
+    Forwarder(shard, "s", "d").pump()
+    after = shard.seqs("d")
+    assert {seq: after[seq] for seq in before} == before
+    assert len(after) == len(before) + 2
+    assert shard.topic("d").trims == []
 
 
 # --- what goes -----------------------------------------------------------------------------------------

@@ -338,7 +338,47 @@ def test_a_quiet_log_tells_after_a_reboot_that_its_last_frame_was_synced(shard: 
         assert shard.append("f", records(1)).first_seq > last.last_seq
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+def test_a_bit_of_the_last_frame_is_no_torn_tail(shard: Shard, quiet: bool, boot: bytes) -> None:
+    """Whatever the machine did since, and however soon it went down: a power cut takes more than that."""
+    shard.put("f", FSYNC)
+    shard.append("f", records(5))
+    if quiet:
+        shard.be_quiet()
+    shard.append("f", records(1))
+    _, last = damaged(shard, "a bit")
+    with pytest.raises(CorruptData, match=f"damaged at offset {last.offset}"):
+        shard.open(boot=boot)
+    folder = Path(shard.settings.data_dir)
+    write_manifest(folder)
+    assert not verify(str(folder), deep=True, running=False).clean
+    report = _in_place(str(folder), report=Report(data_dir=str(folder)))
+    assert report.whole
+    assert [loss.first for loss in report.lost] == [6]
+    shard.open(boot=boot)
+    assert len(shard.everything("f")) == 5
+    assert shard.append("f", records(1)).first_seq > 6
+
+
+def test_a_bit_of_a_frame_whose_sync_no_other_one_saw(shard: Shard) -> None:
+    """Those behind it were written together with it."""
+    path = shard.engine.wal.current.path
+    first, *_, fifth, sixth = one_round(shard)
+    shard.crash()
+    overwrite(path, fifth.offset, bytes(fifth.length + sixth.length))
+    flip(path, first.offset + first.length // 2)
+    refused(shard, f"offset {first.offset}")
+    folder = Path(shard.settings.data_dir)
+    write_manifest(folder)
+    report = _in_place(str(folder), report=Report(data_dir=str(folder)))
+    assert report.whole
+    assert [(loss.first, loss.last) for loss in report.lost] == [(1, 1)]
+    shard.open(boot=OTHER_BOOT)
+    assert [stored.seq for stored in shard.everything("f")] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("how", [how for how in HOWS if how != "a bit"])
 def test_a_witness_names_nothing_that_is_not_synced(shard: Shard, how: str) -> None:
     """What is written behind it and not synced goes with the power, without an alarm."""
     shard.append("t", records(1))
@@ -371,14 +411,16 @@ def test_a_witness_comes_once_and_only_where_it_says_something(shard: Shard) -> 
     assert bears(9_000) == (True, 0), "not quiet"
     if wal.synced_lsn < wal.written_lsn:
         assert bears(9_000) == (True, 0), "not synced"
+    shard.append("t", records(1))
     shard.sync()
-    assert bears(4_000)[1] + bears(1_000)[1] == 2
+    bears()
+    assert [bears(900)[1], bears(100)[1]] == [0, 2], "after a second"
     shard.sync()
     assert bears(60_000) == (False, 0), "nothing new"
     shard.append("t", records(1))
     shard.sync()
     bears()
-    assert bears(5_000) == (False, 2), "a minute later"
+    assert bears(1_000) == (False, 2), "a minute later"
     shard.append("t", records(1))
     shard.sync()
     assert [bears(3_000)[1] for _ in range(4)] == [0, 0, 0, 2], "not more often than every ten seconds"
@@ -406,7 +448,7 @@ def test_the_same_hole_is_cut_off_if_nobody_saw_it_synced(shard: Shard) -> None:
     first, *_, fifth, sixth = one_round(shard)
     shard.crash()
     overwrite(path, fifth.offset, bytes(fifth.length + sixth.length))
-    flip(path, first.offset + first.length // 2)
+    overwrite(path, first.offset + first.length // 2, bytes(first.length - first.length // 2))
     shard.open(boot=OTHER_BOOT)
     assert any("unsynced" in note for note in shard.recovered.notes)
     assert shard.everything("f") == []
@@ -435,7 +477,7 @@ def test_a_log_that_ends_below_the_snapshot_is_refused(shard: Shard) -> None:
     path = shard.engine.wal.current.path
     last = frames_of(path)[-1]
     shard.crash()
-    flip(path, last.offset + last.length // 2)
+    overwrite(path, last.offset, bytes(64))
     refused(shard, f"frame {last.lsn}")
 
 
@@ -517,6 +559,8 @@ def test_a_tail_torn_at_every_length_loses_that_batch_only(tmp_path: Path, boot:
     shard.crash()
     whole = Path(path).read_bytes()
     for length in range(0, last.length, 3):
+        if not any(whole[last.offset + length : last.offset + last.length]):
+            continue  # its xxh3 ends with zeros: nothing is missing
         Path(path).write_bytes(whole[: last.offset + length] + bytes(len(whole) - last.offset - length))
         shard.open(boot=boot)
         assert len(shard.everything("t")) == 3
@@ -581,7 +625,9 @@ def untold(path: str, at: int, last: Frame) -> bool:
 
 
 @pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
-def test_every_flipped_byte_of_the_log_is_refused_unless_it_may_be_a_power_cut(tmp_path: Path, boot: bytes) -> None:
+def test_every_flipped_bit_of_the_log_is_refused_and_more_than_a_bit_if_it_is_no_power_cut(
+    tmp_path: Path, boot: bytes
+) -> None:
     shard = Shard(tmp_path, wal_file_bytes=8_192)
     for number in range(4):
         shard.append("t", records(1), key=f"k{number}")
@@ -592,10 +638,12 @@ def test_every_flipped_byte_of_the_log_is_refused_unless_it_may_be_a_power_cut(t
     for at in range(0 if boot == BOOT else last.offset, last.offset + last.length):
         Path(path).write_bytes(whole)
         flip(path, at)
-        if boot == BOOT and not untold(path, at, last):
+        if not untold(path, at, last):
             with pytest.raises((CorruptData, FormatError)):
-                shard.open()
-            continue
+                shard.open(boot=boot)
+            if boot == BOOT:
+                continue
+            overwrite(path, at, bytes([whole[at] ^ 0xFF]))
         shard.open(boot=boot)
         assert len(shard.everything("t")) == 3
         current = shard.engine.wal.current.path

@@ -376,6 +376,23 @@ def test_not_ready_while_one_is_not(handlers: Handlers, board: Board, state: Sta
     assert error["detail"]["waiting_for"] == {"shard-1": state.name.lower()}
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_cold_tier_that_is_missed_is_named(handlers: Handlers, board: Board, ready: bool) -> None:
+    """Also where it may be what a shard waits for."""
+    be_ready(board)
+    board.row("shard-1").set(Word.DERIVING, not ready)
+    board.row("shard-2").set(Word.COLD_GONE, 1)
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    shown = content(response)
+    found = shown["degraded"] if ready else shown["error"]["detail"]
+    assert found["cold_tier_missing"] == ["shard-2"]
+    board.row("shard-2").set(Word.COLD_GONE, 0)
+    response = handlers.ready(request(""))
+    assert isinstance(response, Response)
+    assert b"cold_tier_missing" not in bytes(response.body)
+
+
 def test_not_ready_before_the_gateway_can_reach_them(board: Board) -> None:
     be_ready(board)
     handlers = Handlers(Settings(), shards=3, board=board, linked=lambda shard: shard != 2)

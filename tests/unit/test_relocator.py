@@ -19,7 +19,9 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import DiskFull
+from topics.storage.columns import pack
 from topics.storage.config import TopicConfig
+from topics.storage.leases import CHECKPOINT_TAG, log_name
 from topics.walshard.relocator import surplus
 
 
@@ -562,6 +564,37 @@ def test_jobs_and_acks(shard: Shard) -> None:
     shard.checkpoint()
     shard.restart()
     assert seqs(shard, "q") == [seq for seq in range(1, 101) if seq not in (1, 3, 25)]
+
+
+def test_what_a_queue_needs_to_open_stays(shard: Shard) -> None:
+    """Its leases from the last checkpoint on."""
+    shard.put("q", TopicConfig(type="queue"))
+    id, log = shard.topic("q").id, log_name("q")
+
+    def write(*, checkpoint: bool = False) -> None:
+        tags = [CHECKPOINT_TAG] if checkpoint else None
+        body = pack([b"{}" for _ in range(1 if checkpoint else 9)], tags=tags)
+        head = messages.LogLeases("q", id, False, 1 if checkpoint else 9, len(body), checkpoint)
+        shard.send(Op.LOG_LEASES, head, body)
+        shard.settle()
+
+    for number in range(1, 11):
+        write()
+        if number == 4:
+            write(checkpoint=True)
+    shard.flush(log)
+    shard.relocate()
+    first = shard.call(Op.OPEN_QUEUE, messages.OpenQueue("q")).log_from + 1
+    cold = [segment for segment in shard.topic(log).segments if segment.cold]
+    assert cold
+    assert cold[-1].last_seq < first == 37
+    assert tiers(shard, log).count("h") > shard.settings.hot_retain_segments
+    write(checkpoint=True)
+    for _ in range(2):
+        write()
+    shard.flush(log)
+    shard.relocate()
+    assert len([segment for segment in shard.topic(log).segments if segment.cold]) > len(cold), "it goes later"
 
 
 def test_forwards_read_it(shard: Shard) -> None:

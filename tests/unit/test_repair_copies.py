@@ -138,3 +138,64 @@ def test_where_the_originals_are_is_told_of_each_hop(tmp_path: Path) -> None:
         "The originals are in s",
         "The originals are in d, but for seq 4..5, 7: those were such copies themselves",
     ]
+
+
+@pytest.mark.parametrize(
+    ("how", "hops"),
+    [
+        (
+            "s dropped",
+            [
+                "what copied into topic d; d seq 1..3 were copies in memory only and are not made again. The topic of "
+                "their originals is gone",
+                "They were made of such copies in d, which are lost themselves",
+            ],
+        ),
+        (
+            "d dropped",
+            [
+                "what copied into topic e; e seq 1..3 were copies in memory only and are not made again. The topic of "
+                "their originals is gone"
+            ],
+        ),
+        (
+            "s ephemeral",
+            [
+                "d seq 1..3 were copies in memory only and are not made again. Their originals in s were in memory "
+                "only, too",
+                "They were made of such copies in d, which are lost themselves",
+            ],
+        ),
+        (
+            "d ephemeral",
+            [
+                "",  # readers miss nothing there
+                "e seq 1..3 were copies in memory only and are not made again. Their originals in d were in memory "
+                "only, too",
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_hop_whose_source_can_not_tell_is_told_by_its_destination(
+    tmp_path: Path, how: str, hops: list[str], saved: bool
+) -> None:
+    """Its readers get a tombstone there."""
+    folder = tmp_path / "data"
+    shard = PipeShard(folder, boot=_boot_id())
+    for name in "sde":
+        shard.put(name, TopicConfig(durability="ephemeral" if how == f"{name} ephemeral" else "disk"))
+    first, second = Forwarder(shard, "s", "d"), Forwarder(shard, "d", "e")
+    shard.append("s", numbers(1, 3))
+    first.pump()
+    second.pump()
+    if how.endswith("dropped"):
+        shard.drop(how[0])
+    if saved:
+        shard.checkpoint()
+    shard.crash()
+    write_manifest(folder, routers=True)
+    told = [line for line in _repair(str(folder), str(tmp_path / "copy"), False).also_lost if "into topic" in line]
+    assert len(told) == len(hops)
+    for line, end in zip(told, hops, strict=True):
+        assert line.endswith(end), line

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from topics import limits
 from topics.storage.format import FrameType
 from topics.storage.frames import Frame, encode_frame
 from topics.storage.recovery import Behind, Later, TailVerdict, judge_tail, look_behind, sum_up, used_bytes
@@ -31,7 +32,11 @@ TABLE: dict[tuple[Behind, int | None, bool], TailVerdict] = {
     # A kill leaves no whole frame that is not good; a power cut may.
     (Behind.FRAME, None, True): TailVerdict.CORRUPT,
     (Behind.FRAME, None, False): TailVerdict.TORN,
+    # Neither leaves one that is good but for a bit.
+    (Behind.DAMAGED, None, True): TailVerdict.CORRUPT,
+    (Behind.DAMAGED, None, False): TailVerdict.CORRUPT,
 }
+LOST = (TailVerdict.UNSYNCED, TailVerdict.CORRUPT)
 for each in Behind:
     TABLE |= {
         # The page cache is still the one that was written to: nothing can be missing in the middle.
@@ -39,8 +44,8 @@ for each in Behind:
         (each, LAST_LSN, True): TailVerdict.CORRUPT,
         (each, LAST_LSN + 1, True): TailVerdict.CORRUPT,
         # After a power cut: what was missing had never been promised ...
-        (each, LAST_LSN - 1, False): TailVerdict.UNSYNCED,
-        (each, LAST_LSN, False): TailVerdict.UNSYNCED,
+        (each, LAST_LSN - 1, False): LOST[each is Behind.DAMAGED],
+        (each, LAST_LSN, False): LOST[each is Behind.DAMAGED],
         # ... or it had.
         (each, LAST_LSN + 1, False): TailVerdict.CORRUPT,
     }
@@ -60,7 +65,7 @@ def test_every_combination(behind: Behind, synced: int | None, same_boot: bool) 
 @pytest.mark.parametrize("behind", Behind)
 def test_what_a_snapshot_covers_had_been_synced(behind: Behind, covered: int) -> None:
     verdict = judge_tail(last_lsn=LAST_LSN, behind=behind, later=later(0), same_boot=False, covered=covered)
-    assert verdict is (TailVerdict.CORRUPT if covered > LAST_LSN else TailVerdict.UNSYNCED)
+    assert verdict is LOST[covered > LAST_LSN or behind is Behind.DAMAGED]
 
 
 def test_all_frames_behind_a_hole_are_asked() -> None:
@@ -138,11 +143,85 @@ def test_every_flipped_bit_of_a_whole_frame_shows(seed: int) -> None:
         for bit in range(len(whole) * 8):
             data = bytearray(whole)
             data[bit // 8] ^= 1 << bit % 8
-            expected = Behind.FRAME
+            expected = Behind.DAMAGED
             if bit // 8 == len(whole) - 1 and not data[-1]:
                 expected = Behind.PIECE  # as if the very last byte had not been written: no telling
             for reserved in (RESERVED, b""):
                 assert look_behind(bytes(data) + reserved, salt=SALT) is expected, f"bit {bit} of {len(whole) * 8}"
+
+
+def large(size: int, *, salt: int = SALT) -> bytes:
+    body = random.Random(size).randbytes(size)
+    return encode_frame(
+        salt=salt, type=FrameType.APPEND, topic_id=7, first_seq=1, count=1, ts=1, lsn=3, synced=2, body=body
+    )
+
+
+def flipped(data: bytes, at: int, bit: int = 3) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 9, 10, 12, 56, 9_000, -9, -8, -1])
+@pytest.mark.parametrize("behind", [RESERVED, large(80), large(80)[:70]], ids=["nothing", "a frame", "a torn frame"])
+def test_a_bit_of_a_larger_frame(at: int, behind: bytes) -> None:
+    data = large(20_000)
+    assert look_behind(b"before" + flipped(data, at % len(data)) + behind, salt=SALT, start=6) is Behind.DAMAGED
+
+
+def test_not_every_bit_of_the_largest_is_tried() -> None:
+    data = large(200_000)
+    for at in (0, 5, len(data) - 8):  # of these there are few
+        assert look_behind(flipped(data, at), salt=SALT) is Behind.DAMAGED
+    assert look_behind(flipped(data, 50_000), salt=SALT) is Behind.FRAME
+
+
+def test_a_frame_that_is_written_in_pieces_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head comes last, and what of that was cut short may be one bit: the only one of `synced`, for example."""
+    data = large(2_000)
+    damaged = flipped(data, 48, 1)
+    assert look_behind(damaged, salt=SALT) is Behind.DAMAGED
+    monkeypatch.setattr(limits, "PLACED_BYTES", 1_000)
+    assert look_behind(damaged, salt=SALT) is Behind.FRAME
+
+
+def test_two_bits_are_no_proof() -> None:
+    data = large(300)
+    for first, second in ((0, 1), (4, 100), (100, 200), (200, len(data) - 1)):
+        assert look_behind(flipped(flipped(data, first), second), salt=SALT) is Behind.FRAME
+
+
+@pytest.mark.parametrize("zeros", [400, 2_000])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_bit_among_zeros_may_be_a_sector_that_did_not_arrive(zeros: int, place: str) -> None:
+    body = bytearray(b"x" + bytes(zeros) + b"x")
+    body[zeros // 2] = 0x10
+    data = encode_frame(
+        salt=SALT, type=FrameType.HEAD, topic_id=7, first_seq=0, ts=1, lsn=3, synced=2, body=bytes(body)
+    )
+    at = data.index(0x10, 56)
+    gone = data[:at] + b"\0" + data[at + 1 :]
+    if place == "end":
+        gone = data[:at] + bytes(len(data) - at)
+        assert look_behind(gone, salt=SALT) is not Behind.DAMAGED
+    else:
+        assert look_behind(gone, salt=SALT) is (Behind.DAMAGED if zeros < 512 else Behind.FRAME)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_power_cut_leaves_is_not_taken_for_damage(seed: int) -> None:
+    """Sectors that are there, that are zeros, or that hold what was on the disk before."""
+    dice = random.Random(seed)
+    before = large(dice.randrange(600))
+    for _ in range(40):
+        tail = b"".join(large(dice.choice([0, 1, 30, 700, 3_000])) for _ in range(dice.randrange(1, 4)))
+        data = bytearray(before + tail + bytes(2_000))
+        whole = bytes(data)
+        for sector in range(0, len(data), 512):
+            begin, end = max(sector, len(before)), min(sector + 512, len(before) + len(tail))
+            if begin < end and (kept := dice.choice(["all", "zeros", "rubbish"])) != "all":
+                data[begin:end] = bytes(end - begin) if kept == "zeros" else dice.randbytes(end - begin)
+        if data != whole:
+            assert look_behind(bytes(data), salt=SALT, start=len(before)) is not Behind.DAMAGED
 
 
 @pytest.mark.parametrize("seed", range(4))

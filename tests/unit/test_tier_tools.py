@@ -13,10 +13,10 @@ from test_relocator import fill, forget_log, run_inline, seqs, settings
 
 from topics import limits
 from topics.cli.main import main
-from topics.walshard import disk, segments
+from topics.walshard import disk, mover, segments
 
 # in the order in which they come
-POINTS = ["copied", "relocate", "relocated", "leave", "left"]
+POINTS = ["copied", "relocate", "relocated", "snapshot", "leave", "left"]
 TOOLS = [
     ("verify",),
     ("verify", "--deep", "--json"),
@@ -55,7 +55,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, wanted: str, times: int) -> None:
         if name == wanted and left == 0:
             raise Killed
 
-    for module in (disk, segments):
+    for module in (disk, mover, segments):
         monkeypatch.setattr(module, "kill_point", kill_point)
 
 
@@ -94,7 +94,7 @@ def test_killed_at_each_step(
     before = seqs(shard)
     run_inline(shard)
     with monkeypatch.context() as patched:
-        kill_at(patched, point, times)
+        kill_at(patched, point, 1 if point == "snapshot" else times)
         with pytest.raises(Killed):
             move(shard)
     shard.crash()

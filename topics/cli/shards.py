@@ -81,6 +81,7 @@ class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
     wal_backlog: int
     snapshot_age_ms: int | None
     read_only: bool
+    cold_tier_missing: bool
     disk_free: int
     progress_permille: int | None
 
@@ -227,6 +228,7 @@ def _shard(process: ProcessFigures, before: Reading, now: Reading) -> ShardFigur
         wal_backlog=now[Word.WAL_BACKLOG],
         snapshot_age_ms=max(time.time_ns() // 1_000_000 - snapshot_ms, 0) if snapshot_ms else None,
         read_only=bool(now[Word.WAL_READ_ONLY]),
+        cold_tier_missing=bool(now[Word.COLD_GONE]),
         disk_free=now[Word.DISK_FREE],
         progress_permille=now[Word.PROGRESS_PERMILLE] if process.state == "recovering" else None,
     )
@@ -256,6 +258,14 @@ def _state(figures: ProcessFigures, progress: int | None = None) -> str:
     colour = {"ready": "green", "failed": "red", "backoff": "red", "stopped": "dim"}.get(figures.state, "yellow")
     text = figures.state if progress is None else f"{figures.state} {progress / 10:.0f} %"
     return f"[{colour}]{text}[/]"
+
+
+def _shard_state(each: ShardFigures) -> str:
+    if each.process.state == "ready" and each.read_only:
+        return "[red]read-only[/]"
+    if each.process.state == "ready" and each.cold_tier_missing:
+        return "[red]no cold disk[/]"
+    return _state(each.process, each.progress_permille)
 
 
 def _pressure(level: int) -> str:
@@ -340,7 +350,7 @@ def _shard_cells(each: ShardFigures) -> list[str]:
     process = each.process
     return [
         process.name.removeprefix("shard-"),
-        "[red]read-only[/]" if each.read_only and process.state == "ready" else _state(process, each.progress_permille),
+        _shard_state(each),
         f"{each.topics:,}",
         f"{each.records:,}",
         bytes_text(each.bytes),

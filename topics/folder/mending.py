@@ -28,7 +28,7 @@ from topics.errors import CorruptData, FormatError
 from topics.folder import inventory
 from topics.folder.checking import UNREADABLE
 from topics.folder.files import ColdTierAway, Files, Superseded
-from topics.folder.ranges import both
+from topics.folder.ranges import Ranges, both
 from topics.folder.shard import Shard
 from topics.folder.shardmending import ShardPlan, mend_shard
 from topics.folder.topic import Topic
@@ -208,13 +208,30 @@ def _copies_lost(files: Files, name: str) -> Iterator[str]:
         came = "" if source is None else f" from topic {source.name}"
         routers = f" ({', '.join(sorted(pipe.forwarded))})" if pipe.forwarded else ""
         text = f"{name}: what copied{came} into topic {topic.name}{routers}"
-        if source is not None and source.head_seq > pipe.at:
+        if source is not None and source.config.durability != "ephemeral" and source.head_seq > pipe.at:
             first, last = pipe.at + 1, source.head_seq
             text += (
-                f"; copies of {source.name} {f'seq {first}' if first == last else f'seq {first}..{last}'} that were in "
-                f"memory only are not made again. {_originals(source, first, last)}"
+                f"; copies of {source.name} seq {_listed([(first, last)])} that were in memory only are not made again."
+                f" {_originals(source, first, last)}"
+            )
+        elif lost := topic.unsettled_seqs:
+            text += (
+                f"; {topic.name} seq {_listed(lost)} were copies in memory only and are not made again. "
+                f"{_no_originals(source)}"
             )
         yield text
+
+
+def _no_originals(source: Topic | None) -> str:
+    if source is None:
+        return "The topic of their originals is gone"
+    if source.config.durability == "ephemeral":
+        return f"Their originals in {source.name} were in memory only, too"
+    return f"Their originals are not in {source.name}"
+
+
+def _listed(ranges: Ranges) -> str:
+    return ", ".join(f"{low}" if low == high else f"{low}..{high}" for low, high in ranges)
 
 
 def _originals(source: Topic, first: int, last: int) -> str:
@@ -224,8 +241,7 @@ def _originals(source: Topic, first: int, last: int) -> str:
         return f"The originals are in {source.name}"
     if gone == [(first, last)]:
         return f"They were made of such copies in {source.name}, which are lost themselves"
-    seqs = ", ".join(f"{low}" if low == high else f"{low}..{high}" for low, high in gone)
-    return f"The originals are in {source.name}, but for seq {seqs}: those were such copies themselves"
+    return f"The originals are in {source.name}, but for seq {_listed(gone)}: those were such copies themselves"
 
 
 def _remove_orphans(files: Files, found: Plan, *, now_ms: int) -> None:

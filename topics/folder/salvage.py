@@ -241,9 +241,10 @@ class _Salvage:
         return True
 
     def _is_unsynced(self, file: LogFile, frame: Frame) -> bool:
+        torn = self._torn  # what stands before it
         verdict = judge_tail(
             last_lsn=self._log.last_lsn,
-            behind=Behind.PIECE,
+            behind=Behind.PIECE if torn is None else look_behind(torn.data, salt=file.header.salt),
             later=sum_up(chain([frame], self._behind(file, frame))),
             same_boot=file.number <= self._file_no or file.header.boot_id in (WHOLE, boot_id()),
             covered=self._covered,

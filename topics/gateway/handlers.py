@@ -266,10 +266,13 @@ class Handlers:
             for at, row in peers.items()
             if at not in self._replacing and (row.state != State.READY or row[Word.DERIVING] or not self._linked(at))
         ]
+        without = [row.name for row in rows if row[Word.COLD_GONE]]
         if waiting:
             progress = sum(row[Word.PROGRESS_PERMILLE] for row in rows) / (1_000 * len(rows))
             states = {row.name: row.state.name.lower() for row in waiting}
-            detail = {"replay_progress": round(progress, 3), "waiting_for": states}
+            detail: dict[str, Any] = {"replay_progress": round(progress, 3), "waiting_for": states}
+            if without:
+                detail["cold_tier_missing"] = without
             return error_response(
                 ApiError("not_ready", f"not ready: {', '.join(states)} not serving yet", detail, retry_after_s=1)
             )
@@ -278,7 +281,7 @@ class Handlers:
             "wal_replay_complete": True,
             "topics": sum(row[Word.TOPICS] for row in rows),
         }
-        if without := [row.name for row in rows if row[Word.COLD_GONE]]:
+        if without:
             content["degraded"] = {"cold_tier_missing": without}
         return Response(200, with_performance(content, request.started_ns))
 

@@ -20,24 +20,33 @@ these were whole frames (`Behind.FRAME`):
     length, that ends with them, the checksum holds
     another salt, and more than a few stray bytes     ... the salt would be there first
 
-After a restart of the machine any of it may be what a power cut left of an unsynced tail.
+After a restart of the machine any of it may be what a power cut left of an unsynced tail. But a power cut takes
+sectors, or all from some byte on, and no frame has fewer than eight bytes in a sector. So a frame that is whole but for
+one bit (`Behind.DAMAGED`) was on the platter, and is no tail of whatever kind. Large appends are left out: their frames
+are written in pieces.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_intdigest
 
+from topics import limits
 from topics.storage.format import CHECKSUM, FRAME_HEADER, aligned, frame_bytes
 from topics.storage.frames import Frame, Readable
 
 _LEAST_BYTES = frame_bytes(key_len=0, body_len=0)
 _STRAY_BYTES = 16  # a frame without its salt, or without more of its head, has more bytes than these that are not 0
 _LENGTHS = slice(4, 12)  # of a frame: its body's, and its key's
+_HEAD = struct.Struct("<IIBBH")  # the first bytes of a frame, up to its count
+_BITS = tuple(1 << bit for bit in range(8))
 _ZEROS = bytes(1 << 20)
+_SECTOR_BYTES = 512  # the least that a disk writes as a whole
+_BITS_TRIED = 128 << 10  # each bit of a frame of up to so many bytes is tried: at most a second or so, at a start
 
 
 class TailVerdict(enum.Enum):
@@ -53,6 +62,7 @@ class Behind(enum.Enum):
     ZEROS = "zeros"
     PIECE = "piece"  # the beginning of a frame, or a few bytes of nobody
     FRAME = "frame"  # what was a whole frame once, unless a power cut left it so
+    DAMAGED = "damaged"  # a whole frame but for one bit, which no crash leaves so
 
 
 class Later(NamedTuple):
@@ -73,6 +83,8 @@ def judge_tail(*, last_lsn: int, behind: Behind, later: Later | None, same_boot:
     """last_lsn: of the last good frame, 0 if there is none; behind: what stands at the place of the next one; later:
     the good ones that follow it; same_boot: the machine has not restarted since the file was made; covered: the last
     lsn that the snapshot knows, 0 if there is none."""
+    if behind is Behind.DAMAGED:
+        return TailVerdict.CORRUPT
     if later is None:
         if behind is Behind.FRAME and same_boot:
             return TailVerdict.CORRUPT
@@ -94,7 +106,10 @@ def look_behind(data: Readable, *, salt: int, start: int = 0) -> Behind:
     # The checksum of a frame is its last 8 bytes, at a multiple of 8: a whole one ends with the bytes.
     rest = bytes(data[start : start + aligned(used)])
     rest += bytes(aligned(used) - len(rest))  # a file that is not reserved ends with the write
-    return Behind.FRAME if _was_whole(rest, salt.to_bytes(4, "little")) else Behind.PIECE
+    own = salt.to_bytes(4, "little")
+    if _is_damaged(rest, own):
+        return Behind.DAMAGED
+    return Behind.FRAME if _was_whole(rest, own) else Behind.PIECE
 
 
 def used_bytes(data: Readable, *, start: int) -> int:
@@ -121,6 +136,62 @@ def _was_whole(rest: bytes, salt: bytes) -> bool:
         found, right = rest[-CHECKSUM.size :], _checksum(rest, rest[: _LENGTHS.stop])
         return not right.startswith(found.rstrip(b"\0"))
     return any(_holds(rest, salt + lengths) for lengths in _other_lengths(rest, body_len, key_len))
+
+
+def _is_damaged(rest: bytes, salt: bytes) -> bool:
+    """Whether these bytes begin with a frame of which one bit is wrong, and that is nothing that a crash takes away."""
+    if (found := _wrong_byte(rest, salt)) is None:
+        return False
+    size, wrong = found
+    if size > limits.PLACED_BYTES:
+        return False  # it was written in pieces, the head last: each of them may be cut short
+    if rest[wrong]:
+        return True
+    begin = len(rest[:wrong].rstrip(b"\0"))
+    end = size - len(rest[wrong:size].lstrip(b"\0"))
+    return begin > 0 and end < size and end - begin < _SECTOR_BYTES
+
+
+def _wrong_byte(rest: bytes, salt: bytes) -> tuple[int, int] | None:
+    """How long the frame is, and which of its bytes has the wrong bit."""
+    first = rest[: _LENGTHS.stop]
+    off = int.from_bytes(first[:4], "little") ^ int.from_bytes(salt, "little")
+    if off:
+        heads = [salt + first[4:]] if off.bit_count() == 1 else []
+    else:
+        fields = int.from_bytes(first[_LENGTHS], "little")
+        heads = [salt + (fields ^ (1 << bit)).to_bytes(8, "little") for bit in range(64)]
+    for head in heads:
+        size = _frame_bytes(head)
+        if size <= len(rest) and _holds(rest[:size], head):
+            return size, next(at for at, (was, right) in enumerate(zip(first, head, strict=True)) if was != right)
+    size = _frame_bytes(first)
+    if off or size > len(rest):
+        return None
+    wrong = _wrong_behind_head(bytearray(rest[: size - CHECKSUM.size]), CHECKSUM.unpack_from(rest, size - 8)[0])
+    return None if wrong is None else (size, wrong)
+
+
+def _wrong_behind_head(frame: bytearray, checksum: int) -> int | None:
+    """The frame is without its checksum, which may be what is wrong."""
+    digest = xxh3_64_intdigest
+    if (off := digest(frame) ^ checksum).bit_count() == 1:
+        return len(frame) + (off.bit_length() - 1) // 8
+    if len(frame) > _BITS_TRIED or not checksum:  # or it was not written
+        return None
+    for at in range(_LENGTHS.stop, len(frame)):
+        was = frame[at]
+        for bit in _BITS:
+            frame[at] = was ^ bit
+            if digest(frame) == checksum:
+                return at
+        frame[at] = was
+    return None
+
+
+def _frame_bytes(head: bytes) -> int:
+    _, body_len, _, _, key_len = _HEAD.unpack(head)
+    return frame_bytes(key_len=key_len, body_len=body_len)
 
 
 def _other_lengths(rest: bytes, body_len: int, key_len: int) -> Iterator[bytes]:

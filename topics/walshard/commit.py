@@ -54,7 +54,7 @@ _HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
 _LINES_BYTES = frame_bytes(key_len=0, body_len=16)  # around the lines of copies, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
-_QUIET_MS = 5_000  # without a write: the log gets a witness of what is synced ...
+_QUIET_MS = 1_000  # without a write: the log gets a witness of what is synced ...
 _WITNESS_MS = 10_000  # ... and not more often than this
 _FILLED_BYTES = frame_bytes(key_len=0, body_len=6)  # a frame that fills something, without what it fills
 

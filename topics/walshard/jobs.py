@@ -3,6 +3,8 @@
 The coordinator decides who gets what; here is what exists. Rules:
 
 - jobs are read when they are handed out, so what somebody deleted is never given to anyone.
+- jobs in the cold tier are passed over while its disk is away, and stay free or fresh: those behind them go out. If
+  there are no others, the answer is the error of a read.
 - an ack is a delete: written before it takes effect, answered when it is as durable as the topic's class promises.
   Its event is written before it, in the same write: a delete that survived a crash has its event too.
 - `removals` counts what left the topic otherwise. The coordinator compares it and asks which, if it has changed; a
@@ -38,6 +40,12 @@ from topics.walshard.topic import Topic, Totals
 
 _RENDERED_BYTES = 8 * limits.MIB  # batches that are being handed out job by job
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def last_checkpoint(log: Topic) -> int:
+    """Where readers of a leases log begin."""
+    found = seqs_with_tag(log, CHECKPOINT_TAG, prefix=False, below=log.head_seq + 1)
+    return max(found, default=log.earliest_seq)
 
 
 def removals(topic: Topic) -> int:
@@ -101,7 +109,7 @@ class Jobs:
             self._told[topic.id] = removals(topic)
             log_from = log_head = 0
             if log is not None:
-                log_from, log_head = self._last_checkpoint(log) - 1, log.head_seq
+                log_from, log_head = last_checkpoint(log) - 1, log.head_seq
             opened = messages.QueueOpened(
                 topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
             )
@@ -111,11 +119,6 @@ class Jobs:
             self._commit.wait_for_sync(reply_to, answer)  # some of it can't be read before
             return None
         return answer(0)
-
-    @staticmethod
-    def _last_checkpoint(log: Topic) -> int:
-        found = seqs_with_tag(log, CHECKPOINT_TAG, prefix=False, below=log.head_seq + 1)
-        return max(found, default=log.earliest_seq)
 
     def _list(self, request: messages.ListQueues, reply_to: ReplyTo, correlation: int) -> bytes:
         names = [name for name, topic in self._topics.items() if topic.config.type == "queue"]
@@ -162,12 +165,16 @@ class Jobs:
         seqs: list[int] = []
         gone: list[int] = []
         budget = request.max_bytes
+        missed = None
         for seq in request.wanted:
             row = topic.rows.find(seq)
             if row is None or not row.live or not row.is_live(seq - row.first):
                 gone.append(seq)
             elif budget > 0:
                 if self._away(row):
+                    if row.source.is_missed:
+                        missed = missed or row
+                        continue
                     if pieces:
                         budget = 0
                         continue
@@ -183,7 +190,9 @@ class Jobs:
         at, end = request.after, False
         room = request.limit - wanted
         if room > 0 and budget > 0:
-            at, end = self._take_fresh(topic, request, room, budget, seqs, pieces)
+            at, end, missed = self._take_fresh(topic, request, room, budget, seqs, pieces, missed)
+        if missed is not None and not pieces and not gone:
+            raise Away([missed])  # it may have come back, or its reader meets the error
         taken = messages.JobsTaken(
             seqs=seqs,
             ends=list(accumulate([len(piece) + 1 for piece in pieces])),
@@ -197,11 +206,20 @@ class Jobs:
         return messages.pack(Op.TAKE_JOBS, correlation, taken, b",".join(pieces))
 
     def _take_fresh(
-        self, topic: Topic, request: messages.TakeJobs, room: int, budget: int, seqs: list[int], pieces: list[bytes]
-    ) -> tuple[int, bool]:
-        """Jobs behind the cursor; where it stands then, and whether nothing is left behind it."""
+        self,
+        topic: Topic,
+        request: messages.TakeJobs,
+        room: int,
+        budget: int,
+        seqs: list[int],
+        pieces: list[bytes],
+        missed: Row | None,
+    ) -> tuple[int, bool, Row | None]:
+        """Jobs behind the cursor; where it stands then, whether nothing is left behind it, and what is missed. The
+        cursor stays before the first job that is: those given from behind it are told as held the next time."""
         at = request.after
         held = frozenset(request.held)
+        stays: int | None = None
         for row in topic.rows.since(topic.rows.position(at + 1)):
             if not row.live:
                 continue
@@ -211,21 +229,27 @@ class Jobs:
                     at = seq
                     continue
                 if room <= 0 or budget <= 0:
-                    return at, False
+                    return at if stays is None else stays, False, missed
                 if self._away(row):
+                    if row.source.is_missed:
+                        missed = missed or row
+                        stays = at if stays is None else stays
+                        break
                     if pieces:
-                        return at, False
+                        return at if stays is None else stays, False, missed
                     raise window(topic, self._cache, first=row, records=room, size=budget)
                 piece = self._piece(row, index)
                 if len(piece) > budget and pieces:
-                    return at, False
+                    return at if stays is None else stays, False, missed
                 pieces.append(piece)
                 seqs.append(seq)
                 room -= 1
                 budget -= len(piece)
                 at = seq
             at = max(at, row.last)
-        return max(at, topic.head_seq), True
+        if stays is not None:
+            return stays, False, missed
+        return max(at, topic.head_seq), True, missed
 
     def _wanted(self, topic: Topic, request: messages.TakeJobs) -> Away:
         """What is away of the jobs that are asked for by seq."""
@@ -391,7 +415,7 @@ class Jobs:
         log = self.log_of(topic)
         if log is None or log.bytes <= self._history_bytes:
             return
-        checkpoint = self._last_checkpoint(log)
+        checkpoint = last_checkpoint(log)
         last = 0
         kept = log.bytes
         for row in log.rows:

@@ -5,7 +5,8 @@ is read; an open one is scanned, as far as the snapshot says.
 
 While the cold tier is away, a sealed segment that is not in the data folder is taken to be there: its index is hot, and
 the snapshot has its delete flags. A snapshot that does not (an earlier program wrote it, or the segment left the data
-folder after it) does not tell what is deleted: then the shard waits for the disk.
+folder before it, because a full disk had no room for another) does not tell what is deleted: then the shard waits for
+the disk.
 """
 
 from __future__ import annotations

@@ -390,20 +390,27 @@ class Mover:
                 self._disk.sync(fd)
             if unsynced:
                 self._disk.sync_dir(self._folder)  # nor a file whose name is not
+            try:
+                for segment, rows in flags:
+                    try:
+                        segment.write_flags(rows)
+                    except DiskFull as error:
+                        if segment.is_hot:
+                            raise
+                        missed[segment] = error
+                self._disk.write_whole(path, encode_snapshot(state))
+            except DiskFull:
+                leave()  # a full disk needs what they take, before it has room for a snapshot
+                raise
+            kill_point("snapshot")
+            leave()
+            for old in stale:
+                self._disk.unlink(old)
+
+        def leave() -> None:
             for segment in leaving:
                 if (error := segment.leave()) is not None:
                     stayed[segment] = error
-            for segment, rows in flags:
-                try:
-                    segment.write_flags(rows)
-                except DiskFull as error:
-                    if segment.tier is None:
-                        raise
-                    missed[segment] = error
-            self._disk.write_whole(path, encode_snapshot(state))
-            kill_point("snapshot")
-            for old in stale:
-                self._disk.unlink(old)
 
         def settle(segments: list[Segment]) -> None:
             for segment in segments:

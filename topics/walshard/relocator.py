@@ -1,15 +1,16 @@
 """Moves sealed segments to the cold tier, on a thread of its own and with half of the time idle.
 
     1  copy     <cold>/topics/<id>/<first>.data.tmp, synced, renamed, its folder synced        on the thread
-    2  switch   the segment reads from the copy; flags that changed meanwhile go there too      in a checkpoint,
-    3  unlink   the hot file, its folder synced                                                  in this order,
-    4           the snapshot                                                                     by the mover
+    2           the snapshot, which has the flags of what is to be cold                          in a checkpoint,
+    3  leave    the flags that changed meanwhile go to the copy                                  in this order,
+    4           unlink the hot file, sync its folder                                             by the mover
 
-While both files are there the hot one counts: so a crash before 3 leaves it as it was (and a copy that the next start
-removes), and after 3 the cold one has every flag that a snapshot may take for granted. Indexes stay hot: they are
-small, and deletes by tag and a start need them.
+While both files are there the hot one counts: so a crash before 4 leaves it as it was (and a copy that the next start
+removes), and after 4 the cold one has every flag that a snapshot may take for granted. The snapshot comes first because
+the cold disk may be away at the next start, which then knows from it alone what is deleted; only where it finds no room
+the hot files go before it. Indexes stay hot: they are small, and deletes by tag and a start need them.
 
-1, 2 and 3 each go through a descriptor of the folder that has the marker of this data folder (tier.py): what lies where
+1, 3 and 4 each go through a descriptor of the folder that has the marker of this data folder (tier.py): what lies where
 an unmounted disk was is not written to, and no hot file goes for a copy there. A cold disk that is full or gone stops
 relocation, which tries again later; nothing else notices. Whether it is there is looked at even if nothing is to move,
 so that operators hear of it before readers do.
@@ -24,8 +25,10 @@ from typing import NamedTuple
 
 from topics.errors import ColdTierGone, CorruptData, DiskFull
 from topics.settings import Settings
+from topics.storage.leases import is_log_name
 from topics.storage.paths import segment_name, topic_dir
 from topics.walshard.disk import Disk
+from topics.walshard.jobs import last_checkpoint
 from topics.walshard.leftovers import remove_unnamed
 from topics.walshard.segments import Segment
 from topics.walshard.tier import ColdTier
@@ -71,7 +74,6 @@ class Relocator:
         self._looking = False
         self._closing = False
         self._stopped = False  # said so once
-        self.gone = False  # the disk is not there; said so once
         self.returned = False  # it was gone and is back: the mover has to write what it has missed
         self.event_fd = self._worker.event_fd
         self.arrived: list[Arrival] = []
@@ -83,6 +85,11 @@ class Relocator:
     @property
     def busy(self) -> bool:
         return self._worker.outstanding > 0
+
+    @property
+    def gone(self) -> bool:
+        """The disk is not there; said so once."""
+        return self._tier.gone
 
     @property
     def copying(self) -> bool:
@@ -115,6 +122,9 @@ class Relocator:
                 found = surplus(
                     topic.segments, keep_segments=settings.hot_retain_segments, keep_bytes=settings.hot_retain_bytes
                 )
+            if found and is_log_name(topic.name):
+                needed = last_checkpoint(topic)  # a queue opens without the cold disk
+                found = [segment for segment in found if segment.last_seq < needed]
             for segment in found:
                 if segment not in waiting:
                     self._copy(topic, segment)
@@ -135,7 +145,7 @@ class Relocator:
             if error is not None:
                 self._trouble(error)
             elif self.gone:
-                self.gone = self._stopped = False
+                self._tier.gone = self._stopped = False
                 self.returned = True
                 self._retry_ms = 0
                 self.on_back()
@@ -183,7 +193,7 @@ class Relocator:
             raise error
         self._retry_ms = self._now_ms() + _RETRY_MS
         known = self.gone if isinstance(error, ColdTierGone) else self._stopped
-        self.gone = self.gone or isinstance(error, ColdTierGone)
+        self._tier.gone = self.gone or isinstance(error, ColdTierGone)
         if not known:
             self._stopped = True
             self.on_trouble(str(error))

@@ -159,6 +159,16 @@ class Segment:
         self.unseen = False
 
     @property
+    def is_hot(self) -> bool:
+        """Whether the file that counts is in the data folder."""
+        return self.tier is None or (self.leaving is not None and not self.left)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the disk that it is on was away when somebody last looked."""
+        return self.cold and self.leaving is None and self.tier is not None and self.tier.gone
+
+    @property
     def out_of_reach(self) -> bool:
         """Whether the disk that it is on is away."""
         return self.cold and self.leaving is None and self.tier is not None and self.tier.why_not() is not None
@@ -238,10 +248,11 @@ class Segment:
         self._packed.pop(row, None)
 
     def write_flags(self, rows: list[tuple[int, bytes]]) -> None:
-        """(offset, flags) of dirty rows, durably. Runs on the mover's thread."""
-        if self.tier is None:
-            self._write_flags(self.path, rows)
+        """(offset, flags) of dirty rows, durably, in the file that counts. Runs on the mover's thread."""
+        if self.is_hot:
+            self._write_flags(self.leaving or self.path, rows)
             return
+        assert self.tier is not None
         try:
             with self.tier.opened() as root:
                 self._write_flags(self._below(root), rows)
@@ -324,7 +335,8 @@ class Segment:
 
     def leave(self) -> Exception | None:
         """Take over the flags of the hot file, then remove it; or stay hot, and say why. Again is fine. On the mover's
-        thread: the loop reads the hot file until `settle`, as long as there is one.
+        thread, when a snapshot has the flags: the cold disk may be away at the next start. The loop reads the hot file
+        until `settle`, as long as there is one.
 
         The hot file goes while the folder is open whose marker was read, and in which the copy was found."""
         assert self.leaving is not None

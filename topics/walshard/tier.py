@@ -26,6 +26,7 @@ class ColdTier:
     def __init__(self, path: str, id: str | None) -> None:
         self.path = path
         self._id = id
+        self.gone = False  # it was not there when the relocator last looked: for who may not wait for a disk
 
     @contextmanager
     def opened(self) -> Iterator[str]:
