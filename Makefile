@@ -39,8 +39,8 @@ run: setup
 	$(BIN)/topics serve
 
 lint: $(SPARK)
-	$(BIN)/ruff check topics tests spark_pipeline pyspark_topics
-	$(BIN)/ruff format --check topics tests spark_pipeline pyspark_topics
+	$(BIN)/ruff check topics tests spark_pipeline pyspark_topics benchmarks
+	$(BIN)/ruff format --check topics tests spark_pipeline pyspark_topics benchmarks
 	$(BIN)/mypy
 	@for family in unit actors recovery; do $(BIN)/mypy tests/$$family/conftest.py || exit 1; done
 
@@ -115,7 +115,7 @@ bench: setup
 
 bench-spark: $(SPARK)
 	$(want_java)
-	$(BIN)/python -m spark_pipeline.bench
+	$(BIN)/python -m benchmarks.spark
 
 report: $(SPARK)
 	$(BIN)/topics report

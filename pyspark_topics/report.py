@@ -5,7 +5,7 @@
 The options are those of `topics report`; what spark-submit sets about Spark wins over what the reports would choose.
 """
 
-from topics.cli.report import report
+from topics.cli.datadir.report import report
 
 if __name__ == "__main__":
     report(prog_name="topics report")

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from spark_pipeline.plan import MIB, DataLoss, Piece, Slice, Wanted, slices
 from spark_pipeline.plan import Range as SeqRange
+from topics.datadir.files import Files
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.errors import CorruptData, TopicsError
-from topics.folder.files import Files
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
 from topics.storage.columns import Columns
 from topics.storage.format import DELETED, RECORD_SEPARATOR, aligned
 from topics.storage.frames import Frame, decode_frame

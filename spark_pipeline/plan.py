@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from spark_pipeline.options import EARLIEST, LATEST, OptionError, Options
+from topics.datadir.batch import Batch
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.errors import TopicsError
-from topics.folder.batch import Batch
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
 from topics.storage.leases import SUFFIX
 
 MIB = 2**20

@@ -33,8 +33,8 @@ from spark_pipeline import plan, schemas, tables
 from spark_pipeline.batches import ARROW, Reading
 from spark_pipeline.options import OptionError, Options, parse
 from spark_pipeline.plan import Slice, Wanted
+from topics.datadir.view.folder import Folder
 from topics.errors import TopicsError
-from topics.folder.view import Folder
 
 FORMAT = "topics"
 _HIDE_STACK = "SPARK_HIDE_TRACEBACK"

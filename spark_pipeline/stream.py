@@ -28,9 +28,9 @@ from spark_pipeline import plan, tables
 from spark_pipeline.options import LATEST, Bound, OptionError, Options
 from spark_pipeline.plan import DataLoss, Range, Wanted
 from spark_pipeline.source import SlicePartition, arrow, plainly, read
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.errors import TopicsError
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
 
 Offsets = dict[str, dict[str, Any]]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from topics.datadir.batch import Batch
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.errors import TopicsError
-from topics.folder.batch import Batch
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
 from topics.storage.leases import LeaseEvent, decode_event
 from topics.storage.paths import segment_name, topic_dir
 

@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from topics.folder.batch import Batch
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.datadir.batch import Batch
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.storage.format import DELETED, RECORD_OVERHEAD
 from topics.storage.leases import decode_event
 

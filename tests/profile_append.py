@@ -17,28 +17,28 @@ from collections.abc import Callable
 from topics.actors.clock import Clock
 from topics.actors.link import Link
 from topics.actors.messages import Op, PutTopic, pack
+from topics.gateway.api.queues import QueueHandlers
+from topics.gateway.api.routers import RouterHandlers
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.watch import Watches
 from topics.gateway.calls import Calls
-from topics.gateway.feeds import Feeds
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Heads
-from topics.gateway.hot import HotLane
-from topics.gateway.metrics import MetricsHandlers
-from topics.gateway.queues import QueueHandlers
-from topics.gateway.routers import RouterHandlers
-from topics.gateway.routes import Routes
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.http1.head import Heads
+from topics.gateway.http1.server import HotLane
+from topics.gateway.metrics.page import MetricsHandlers
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.settings import Settings
 from topics.shm import layout
 from topics.shm.counters import Board
 from topics.shm.doorbell import Doorbell
 from topics.shm.ring import format_link
 from topics.storage.config import TopicConfig
-from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
-from topics.walshard.syncer import Syncer
-from topics.walshard.topic import Totals
-from topics.walshard.wal import Wal
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.syncer import Syncer
+from topics.walshard.log.wal import Wal
+from topics.walshard.topic.topic import Totals
 
 CONNECTIONS = 16
 ROUNDS = 3_000
@@ -51,7 +51,7 @@ REQUEST = (
 
 
 class Path:
-    """A gateway's hot lane and a shard's engine on one link over plain memory."""
+    """A gateway's HTTP/1 lane and a shard's engine on one link over plain memory."""
 
     def __init__(self, folder: str) -> None:
         settings = Settings(data_dir=folder)

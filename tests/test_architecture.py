@@ -1,4 +1,4 @@
-"""The rules of the house, checked: who imports whom, who may touch the disk, and how modules are named.
+"""The rules of the tree, checked: who imports whom, who writes files, how large folders get, how modules are named.
 
 Only the syntax tree is looked at, so a rule holds for code that no test happens to run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from pathlib import Path
 
@@ -20,19 +20,19 @@ BASE = {"errors", "hosts", "keyfile", "keys", "limits", "settings", "__init__"}
 ROOMS: dict[str, set[str]] = {
     "storage": set(),
     "shm": set(),
-    "folder": {"storage"},
+    "datadir": {"storage"},
     "actors": {"storage", "shm"},
     "walshard": {"storage", "shm", "actors"},
     "gateway": {"storage", "shm", "actors"},
     "queue": {"storage", "shm", "actors"},
     "router": {"storage", "shm", "actors"},
-    "backup": {"storage", "folder", "actors", "walshard"},
+    "backup": {"storage", "datadir", "actors", "walshard"},
     "client": set(),
-    "bench": {"storage", "shm", "actors"},
+    "tools": {"storage", "datadir", "actors", "client"},
     "cli": {
         "storage",
         "shm",
-        "folder",
+        "datadir",
         "actors",
         "walshard",
         "gateway",
@@ -40,9 +40,55 @@ ROOMS: dict[str, set[str]] = {
         "router",
         "backup",
         "client",
-        "bench",
+        "tools",
     },
 }
+
+# Inside a room: which packages the modules beside them may import (""), and which ones a package may. All of them may
+# import the modules beside them, but for those that run a process. A package not listed here fails.
+PARTS: dict[str, dict[str, set[str]]] = {
+    "actors": {
+        "": {"messages"},
+        "messages": set(),
+        "startup": set(),
+        "inspect": {"startup"},
+        "supervisor": {"startup", "inspect"},
+    },
+    "gateway": {
+        "": {"admission", "api", "http1", "http2", "large", "metrics", "streams"},
+        "metrics": {"api"},
+        "admission": {"api", "metrics"},
+        "large": {"api"},
+        "api": {"admission", "large", "metrics", "streams"},
+        "streams": {"admission", "api", "http1", "large"},
+        "http1": {"admission", "api", "large", "metrics", "streams"},
+        "http2": {"admission", "api", "http1", "large", "streams"},
+    },
+    "walshard": {
+        "": {"forwards", "live", "log", "segments", "tiering", "topic"},
+        "topic": {"forwards", "segments", "tiering"},
+        "forwards": {"log", "tiering", "topic"},
+        "live": {"log", "tiering", "topic"},
+        "log": {"forwards", "segments", "tiering", "topic"},
+        "segments": {"forwards", "log", "tiering", "topic"},
+        "tiering": {"log", "segments", "topic"},
+    },
+    "datadir": {
+        "": set(),
+        "view": set(),
+        "fsck": {"view"},
+        "repair": {"view", "fsck"},
+    },
+    "cli": {
+        "": {"shared"},
+        "shared": set(),
+        "server": {"shared"},
+        "client": {"shared", "server"},
+        "datadir": {"shared"},
+    },
+}
+PROCESSES = {"process", "coordinator"}
+MOST_MODULES = 16  # of a folder
 
 # Third-party modules that belong to one room alone.
 OWNED = {
@@ -54,9 +100,9 @@ OWNED = {
     "hyperframe": {"gateway"},
     "httptools": {"gateway"},
     "websockets": {"gateway"},
-    "click": {"cli"},
+    "click": {"benchmarks", "cli"},
     "prometheus_client": {"gateway"},
-    "rich": {"cli", "bench"},
+    "rich": {"benchmarks", "cli"},
 }
 NEVER = {"asyncio", "multiprocessing"}
 STORAGE_NEEDS = {"msgspec", "xxhash"}  # all that an executor of Spark has
@@ -81,11 +127,15 @@ WRITES = {
 }
 MAY_WRITE = {
     "topics/backup/disk.py",
-    "topics/walshard/disk.py",
-    "topics/actors/coldtier.py",
-    "topics/actors/datadir.py",
-    "topics/actors/listener.py",
+    "topics/walshard/log/disk.py",
+    "topics/actors/startup/coldtier.py",
+    "topics/actors/startup/datadir_lock.py",
+    "topics/actors/startup/listener.py",
     "topics/router/store.py",
+    # Notes of a verb beside the data, and links of a snapshot.
+    "topics/tools/import_log.py",
+    "topics/tools/redrive_journal.py",
+    "topics/tools/snapshot_links.py",
 }
 # Shared memory is reserved with fallocate too, but it is no file of ours.
 MAY_RESERVE = {"topics/shm/region.py"}
@@ -129,8 +179,8 @@ def for_each_module(*folders: str) -> Callable[[Callable[[Path], None]], Callabl
 
 
 def room_of(path: Path) -> str:
-    parts = path.relative_to(ROOT / "topics").parts
-    return parts[0].removesuffix(".py")
+    parts = path.relative_to(ROOT).parts
+    return parts[1].removesuffix(".py") if parts[0] == "topics" else parts[0]
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -172,7 +222,39 @@ def test_imports_go_downwards(path: Path) -> None:
     assert not wrong, f"{name_of(path)} may import {sorted(allowed)}"
 
 
+def package_of(names: Sequence[str], room: str) -> str:
+    """The package inside a room that a dotted name leads to; "" is a module beside the packages."""
+    inner = names[2] if len(names) > 2 and list(names[:2]) == ["topics", room] else ""
+    return inner if (ROOT / "topics" / room / inner / "__init__.py").exists() else ""
+
+
+def test_every_package_of_a_room_is_known() -> None:
+    found = {(path.parent.parent.name, path.parent.name) for path in (ROOT / "topics").glob("*/*/__init__.py")}
+    assert found == {(room, package) for room, parts in PARTS.items() for package in parts if package}
+
+
 @for_each_module("topics")
+def test_packages_import_what_is_theirs(path: Path) -> None:
+    room = room_of(path)
+    if room in BASE:
+        return
+    package = package_of(path.relative_to(ROOT).parts[:-1], room)
+    allowed = PARTS.get(room, {}).get(package, set()) | {package, ""}
+    for name, line in imports(path):
+        parts = name.split(".")
+        if parts[:2] == ["topics", room] and len(parts) > 2:
+            assert package_of(parts, room) in allowed, f"line {line}: {name}"
+            assert parts[2] not in PROCESSES, f"line {line}: {name}"
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    for tree in ("topics", "spark_pipeline", "pyspark_topics", "benchmarks"):
+        for folder in {path.parent for path in modules(tree)}:
+            count = len(list(folder.glob("*.py")))
+            assert count <= MOST_MODULES, f"{name_of(folder)} has {count} modules: sort them into packages"
+
+
+@for_each_module("topics", "benchmarks")
 def test_third_party_modules_stay_in_their_room(path: Path) -> None:
     room = room_of(path)
     wrong = []
@@ -183,7 +265,7 @@ def test_third_party_modules_stay_in_their_room(path: Path) -> None:
     assert not wrong
 
 
-@for_each_module("topics/storage", "topics/folder")
+@for_each_module("topics/storage", "topics/datadir")
 def test_storage_needs_only_what_spark_has(path: Path) -> None:
     for name, line in imports(path):
         top = name.split(".")[0]
@@ -229,7 +311,7 @@ def _writes(call: ast.Call) -> bool:
 
 @for_each_module("topics")
 def test_files_are_written_in_one_module_alone(path: Path) -> None:
-    if name_of(path) in MAY_WRITE or room_of(path) in ("bench", "cli"):
+    if name_of(path) in MAY_WRITE or room_of(path) == "cli":
         return
     found = list(calls_that_write(path))
     if name_of(path) in MAY_RESERVE:
@@ -237,25 +319,31 @@ def test_files_are_written_in_one_module_alone(path: Path) -> None:
     assert not found
 
 
-def test_the_bench_is_imported_by_the_cli_alone() -> None:
-    for path in modules("topics"):
-        if room_of(path) not in ("bench", "cli"):
-            assert "bench" not in {room for room, _ in rooms_imported(path)}, name_of(path)
+@for_each_module("benchmarks")
+def test_the_benchmark_stands_outside_the_server(path: Path) -> None:
+    allowed = BASE | {"storage", "shm", "actors"}
+    wrong = [f"line {line}: topics.{other}" for other, line in rooms_imported(path) if other not in allowed]
+    assert not wrong
+
+
+@for_each_module("topics", "spark_pipeline", "pyspark_topics")
+def test_the_benchmark_is_imported_by_nothing_that_is_installed(path: Path) -> None:
+    assert "benchmarks" not in {name.split(".")[0] for name, _ in imports(path)}
 
 
 def test_spark_imports_what_reads_files_alone() -> None:
     for path in modules("spark_pipeline"):
         rooms = {room for room, _ in rooms_imported(path)}
-        assert rooms <= {"storage", "folder", "errors"}, name_of(path)
+        assert rooms <= {"storage", "datadir", "errors"}, name_of(path)
 
 
-@for_each_module("topics")
+@for_each_module("topics", "benchmarks")
 def test_names_say_what_is_inside(path: Path) -> None:
     words = {word for part in path.relative_to(ROOT).with_suffix("").parts for word in part.split("_")}
     assert not words & FORBIDDEN_NAMES
 
 
-@for_each_module("topics")
+@for_each_module("topics", "benchmarks")
 def test_every_module_says_what_it_owns(path: Path) -> None:
     text = ast.get_docstring(tree_of(path))
     assert text, "a module opens with a docstring"
@@ -275,7 +363,7 @@ def test_the_rules_notice_what_they_are_for(tmp_path: Path, monkeypatch: pytest.
     bad = tmp_path / "topics" / "walshard" / "bad.py"
     bad.parent.mkdir(parents=True)
     bad.write_text(
-        "import os\nfrom os import fsync\nfrom topics.gateway import hot\nfrom . import x\nimport quart\n"
+        "import os\nfrom os import fsync\nfrom topics.gateway import auth\nfrom . import x\nimport quart\n"
         "def f():\n    from topics import queue\n    os.pwrite(1, b'', 0)\n    open('x', mode='ab')\n    open('x')\n"
         "    os.replace('a', 'b')\n"
     )
@@ -290,3 +378,23 @@ def test_the_rules_notice_what_they_are_for(tmp_path: Path, monkeypatch: pytest.
         test_files_are_written_in_one_module_alone(bad)
     with pytest.raises(AssertionError):
         test_every_module_says_what_it_owns(bad)
+    for package in ("log", "topic", "unheard_of"):
+        (bad.parent / package).mkdir()
+        (bad.parent / package / "__init__.py").write_text("")
+    for number, wrong in enumerate(
+        ("topics.walshard.log.wal import Wal", "topics.walshard import log", ".. import process")
+    ):
+        inner = bad.parent / "topic" / f"bad{number}.py"
+        inner.write_text(f"from {wrong}\n")
+        with pytest.raises(AssertionError):
+            test_packages_import_what_is_theirs(inner)
+    good = bad.parent / "topic" / "good.py"
+    good.write_text("from topics.walshard.engine import Engine\nfrom topics.walshard.topic import tags\n")
+    test_packages_import_what_is_theirs(good)
+    with pytest.raises(AssertionError):
+        test_every_package_of_a_room_is_known()
+    test_no_folder_has_too_many_modules()
+    for number in range(MOST_MODULES):
+        (bad.parent / "topic" / f"m{number}.py").write_text("")
+    with pytest.raises(AssertionError):
+        test_no_folder_has_too_many_modules()

@@ -76,7 +76,7 @@ def test_internal_links_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_the_text_exist(path: Path) -> None:
-    for name in re.findall(r"`((?:topics|tests|docs|deploy|spark_pipeline)/[\w/.-]+)`", path.read_text()):
+    for name in re.findall(r"`((?:topics|tests|docs|deploy|spark_pipeline|benchmarks)/[\w/.-]+)`", path.read_text()):
         assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
 
 
@@ -170,11 +170,17 @@ def test_kill_points_are_those_of_the_program() -> None:
 
 def test_every_module_has_its_place_in_the_house() -> None:
     house = read("docs/ARCHITECTURE.md").partition("\n## The rooms of the house\n")[2]
-    for room in ("storage", "folder", "shm", "actors", "walshard", "gateway"):
-        section = house.partition(f"\n  {room}/ ")[2]
-        named = re.findall(r"\w+\.py", re.split(r"\n  \w+/ ", section)[0])
-        modules = {path.name for path in (ROOT / "topics" / room).glob("*.py")} - {"__init__.py"}
-        assert sorted(named) == sorted(modules), room
+    rooms = ("storage", "datadir", "shm", "actors", "walshard", "gateway", "queue", "router", "backup", "tools")
+    for room in rooms:
+        section = re.split(r"\n  \w+/ ", house.partition(f"\n  {room}/ ")[2])[0]
+        own, *packages = re.split(r"\n    (\w+)/ ", section)
+        texts = {"": own, **dict(zip(packages[::2], packages[1::2], strict=True))}
+        folder = ROOT / "topics" / room
+        found = {path.parent.name for path in folder.glob("*/__init__.py")} - {"messages"}
+        assert {name for name in texts if name} == found, room
+        for package, text in texts.items():
+            modules = {path.name for path in (folder / package).glob("*.py")} - {"__init__.py"}
+            assert sorted(re.findall(r"\w+\.py", text)) == sorted(modules), f"{room}/{package}"
 
 
 def test_make_targets_are_those_of_the_makefile() -> None:

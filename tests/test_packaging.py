@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,9 +26,10 @@ TREES: dict[str, set[str]] = {
     "topics": set(),
     "spark_pipeline": {"spark"},
     "pyspark_topics": {"spark"},
+    "benchmarks": {"spark"},
     "tests": {"spark", "dev"},
 }
-PACKAGES = [tree for tree in TREES if tree != "tests"]
+PACKAGES = [tree for tree in TREES if tree not in ("benchmarks", "tests")]  # of the wheel
 
 # Modules whose distribution has another name. Written down, because those of an extra need not be installed here.
 DISTRIBUTIONS = {
@@ -157,14 +159,14 @@ def test_nothing_is_declared_twice() -> None:
 # What relies on something that a package does not document: its next version may have changed it, so that a version
 # which is not known to work is not installed.
 INSIDES = {
-    "hypercorn": "topics/gateway/h2.py",  # overrides methods of its protocol
-    "h2": "topics/gateway/h2.py",  # wraps its table of frames
-    "hyperframe": "topics/gateway/h2.py",
-    "priority": "topics/gateway/h2.py",
-    "quart": "topics/gateway/cold.py",  # quart-trio imports what newer ones lack
-    "quart-trio": "topics/gateway/cold.py",
-    "websockets": "topics/gateway/websocket.py",  # looks at its parser
-    "msgspec": "topics/gateway/large.py",  # reads its error messages, which say where a value ends
+    "hypercorn": "topics/gateway/http2/h2.py",  # overrides methods of its protocol
+    "h2": "topics/gateway/http2/h2.py",  # wraps its table of frames
+    "hyperframe": "topics/gateway/http2/h2.py",
+    "priority": "topics/gateway/http2/h2.py",
+    "quart": "topics/gateway/http2/lane.py",  # quart-trio imports what newer ones lack
+    "quart-trio": "topics/gateway/http2/lane.py",
+    "websockets": "topics/gateway/streams/websocket.py",  # looks at its parser
+    "msgspec": "topics/gateway/large/decoder.py",  # reads its error messages, which say where a value ends
     "pyspark": "spark_pipeline/source.py",
 }
 DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_exit"}  # of the standard library, in spite of their names
@@ -212,7 +214,7 @@ def test_private_names_of_packages_are_used_where_it_is_known() -> None:
     paths = [path for tree in PACKAGES for path in sorted((ROOT / tree).rglob("*.py"))]
     found = private_names_of_others(paths, ROOT)
     assert set(found) <= set(INSIDES.values()), found
-    assert found["topics/gateway/h2.py"] >= {"_frame_dispatch_table", "_headers_buffer"}
+    assert found["topics/gateway/http2/h2.py"] >= {"_frame_dispatch_table", "_headers_buffer"}
 
 
 def test_private_names_are_noticed(tmp_path: Path) -> None:
@@ -241,6 +243,12 @@ def test_files_beside_the_modules_are_in_the_wheel(package: str) -> None:
         if path.is_file() and path.suffix not in (".py", ".pyc", ".md") and "__pycache__" not in path.parts
     }
     assert beside == carried
+
+
+def test_the_wheel_has_these_packages_and_no_other() -> None:
+    patterns = project()["tool"]["setuptools"]["packages"]["find"]["include"]
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert {name for name in found if any(fnmatch(name, pattern) for pattern in patterns)} == set(PACKAGES)
 
 
 def test_the_metadata_are_those_of_pyproject() -> None:
@@ -275,7 +283,7 @@ def named_by_the_old_name(text: str) -> list[str]:
 
 def texts() -> Iterator[Path]:
     """Every file of the repository that people or programs read."""
-    for name in ("topics", "spark_pipeline", "pyspark_topics", "tests", "docs", "deploy", ".github", ".ci"):
+    for name in (*TREES, "docs", "deploy", ".github", ".ci"):
         yield from (path for path in sorted((ROOT / name).rglob("*")) if "__pycache__" not in path.parts)
     yield from (path for path in sorted(ROOT.iterdir()) if path.name not in HISTORY)
 

@@ -205,9 +205,10 @@ class TrivialFanout:
 
 
 def measure(names: list[str]) -> None:
-    from topics.bench import table
-    from topics.bench.measure import Measurement, Pace
-    from topics.bench.scenarios import SCENARIOS
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks import table
+    from benchmarks.measure import Measurement, Pace
+    from benchmarks.scenarios import SCENARIOS
 
     kinds = ("deliver", "fanout", "publish")
     chosen = [each for each in SCENARIOS if each.kind in kinds and (not names or each.name in names)]

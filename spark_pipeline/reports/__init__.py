@@ -1,1 +1,1 @@
-"""The scheduled reports: one module each, thin. registry.py lists them; run.py runs them."""
+"""The scheduled reports. registry.py lists them; run.py runs them."""

@@ -37,7 +37,7 @@ def load(name: str) -> ReportModule:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{name}")
+    return importlib.import_module(f"{__package__}.subjects.{name}")
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """What a report is made of, whoever computes it and however it is shown.
 
 A report module has NAME, TITLE, QUESTION (the one line that it answers) and `compute(job) -> Result`. It decides what
-is counted; a Job gives it the data and keeps what earlier runs counted; outputs.py and page.py write the Result down.
+is counted; a Job gives it the data and keeps what earlier runs counted; outputs.py and page/page.py write the Result
+down.
 """
 
 from __future__ import annotations

@@ -26,15 +26,16 @@ from typing import Literal, Protocol
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from topics.datadir.files import Files
 from topics.errors import TopicsError
-from topics.folder.files import Files
 
-from . import ledger, outputs, page, registry, session, thresholds, units
+from . import ledger, outputs, registry, session, thresholds, units
 from .ledger import Counted, Ledger, View
+from .offsets import NoPins, Pins
 from .outcome import Entry, Outcome
-from .pins import NoPins, Pins
+from .page import page
+from .parquet_store import Shelf
 from .report import Finding, Result
-from .shelf import Shelf
 
 LOG = "spark.log"
 _TICK_S = 0.5

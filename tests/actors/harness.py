@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from figures import KILLS, STOPS
 
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
-from topics.actors.process import ProcessSpec
+from topics.actors.inspect.attach import open_board
+from topics.actors.startup.datadir_lock import read_lock_info
+from topics.actors.supervisor.process import ProcessSpec
 from topics.errors import TopicsError
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word

@@ -9,9 +9,9 @@ import time
 import msgspec
 import trio
 
-from topics.actors.datadir import DataDir, LockInfo
-from topics.actors.process import ProcessSpec
-from topics.actors.supervisor import Supervisor
+from topics.actors.startup.datadir_lock import DataDir, LockInfo
+from topics.actors.supervisor.process import ProcessSpec
+from topics.actors.supervisor.supervisor import Supervisor
 from topics.errors import StartRefused
 from topics.settings import Settings
 

@@ -29,8 +29,8 @@ from topics.actors.control import (
     Stopped,
 )
 from topics.actors.link import Link
-from topics.actors.process import ChildProcess
-from topics.actors.spawner import Spawner
+from topics.actors.supervisor.process import ChildProcess
+from topics.actors.supervisor.spawner import Spawner
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word
 from topics.shm.doorbell import Doorbell

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from harness import RoleServer
 
-from topics.actors.process import ProcessSpec
-from topics.cli.ps import uptime_text
-from topics.cli.serve import link_table, process_table
+from topics.actors.supervisor.process import ProcessSpec
+from topics.cli.server.ps import uptime_text
+from topics.cli.server.serve import link_table, process_table
 from topics.settings import Settings
 from topics.shm.counters import State
 

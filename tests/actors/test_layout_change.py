@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from harness import RoleServer, eventually
 
-from topics.actors.datadir import read_manifest
-from topics.actors.process import ProcessSpec
+from topics.actors.startup.datadir_lock import read_manifest
+from topics.actors.supervisor.process import ProcessSpec
 from topics.shm.counters import State, Word
 from topics.storage.format import FORMAT_VERSION
 from topics.storage.manifest import Manifest

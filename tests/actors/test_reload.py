@@ -15,16 +15,16 @@ import pytest
 import trio
 from harness import RoleServer, children, eventually, gone
 
-from topics.actors import reload
 from topics.actors.child import adopt_orphans
-from topics.actors.children import Child
 from topics.actors.control import PROTOCOL, Message
-from topics.actors.datadir import read_lock_info
 from topics.actors.log import Log
-from topics.actors.orders import Order, Outcome, Progress, give_order
-from topics.actors.process import ChildProcess, ProcessSpec
-from topics.actors.restarts import Life
-from topics.actors.spawner import Spawner
+from topics.actors.startup.datadir_lock import read_lock_info
+from topics.actors.supervisor import rolling_restart
+from topics.actors.supervisor.admin_socket import Order, Outcome, Progress, give_order
+from topics.actors.supervisor.process import ChildProcess, ProcessSpec
+from topics.actors.supervisor.process_table import Child
+from topics.actors.supervisor.restarts import Life
+from topics.actors.supervisor.spawner import Spawner
 from topics.errors import ServerNotRunning
 from topics.shm.counters import State, Word
 
@@ -242,7 +242,7 @@ def test_a_successor_that_dies_at_once_ends_the_reload_alone() -> None:
         news: list[Progress] = []
         log = Log("supervisor", "error", "logfmt")
         with trio.fail_after(30):
-            run = reload.Reload(
+            run = rolling_restart.Reload(
                 Order(), [child], tell=_untold, log=log, report=news.append, spawner=spawner, adopt=lambda spawner: None
             )
             return await run.run()
@@ -368,7 +368,7 @@ def test_a_peer_that_does_not_hold_is_not_waited_for_long(start: Start, wrong: P
     assert order(server, "router")[1] == Outcome(["router"])
     assert "event=hold_overdue child=router peers=gateway-0" in server.stderr()
     assert server.trace("gateway-0", "told_to_hold")[0]["peer"] == "router"
-    assert reload.HOLD_TIMEOUT_S <= 5
+    assert rolling_restart.HOLD_TIMEOUT_S <= 5
 
 
 def test_before_it_is_ready_there_is_nothing_to_reload(start: Start, wrong: Path) -> None:

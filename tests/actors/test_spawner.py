@@ -13,11 +13,11 @@ import trio.testing
 from figures import KILLS, STOPS
 from harness import RoleServer, children, eventually, gone
 
-from topics.actors import spawner as spawner_module
 from topics.actors.child import adopt_orphans, name_process
 from topics.actors.context import EXIT_ORPHANED
-from topics.actors.process import ChildProcess, ProcessSpec
-from topics.actors.spawner import Spawner
+from topics.actors.supervisor import spawner as spawner_module
+from topics.actors.supervisor.process import ChildProcess, ProcessSpec
+from topics.actors.supervisor.spawner import Spawner
 from topics.shm.counters import State, Word
 
 

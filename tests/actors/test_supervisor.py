@@ -13,7 +13,7 @@ from harness import RoleServer, eventually, gone
 from sharedmemory import names_of
 
 from topics import limits
-from topics.actors.process import ProcessSpec
+from topics.actors.supervisor.process import ProcessSpec
 from topics.shm.counters import State, Word
 
 Start = Callable[..., RoleServer]
@@ -55,7 +55,7 @@ def test_the_supervisor_holds_the_listening_socket_while_no_gateway_lives(start:
 
 
 def _port(server: RoleServer) -> int | None:
-    from topics.actors.datadir import read_lock_info
+    from topics.actors.startup.datadir_lock import read_lock_info
 
     return read_lock_info(str(server.data_dir)).port
 

@@ -12,7 +12,7 @@ pytest.importorskip("jinja2")
 
 from reportsample import outcome
 
-from spark_pipeline.reports import page as report_page
+from spark_pipeline.reports.page import page as report_page
 
 from .chromium import SCRIPT_S, Browser, Page
 

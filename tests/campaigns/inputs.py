@@ -4,11 +4,11 @@ The inputs are those of tests/fuzz. A part is played against a real server, over
 (`live`): the server must answer or refuse each, lose nothing, neither grow nor hang. Many more are given to the very
 functions that a gateway calls with what a socket gave it (`pure`):
 
-    heads       gateway/head.py: a head, or one that says how it is refused
-    chunks      gateway/chunks.py: bytes, or an ApiError
-    bodies      gateway/bodies.py, subscriptions.py: a request of every endpoint, or an ApiError
-    frames      the protocol of websockets, as gateway/websocket.py sets it up: frames, or a close with a code
-    commands    gateway/subscriptions.py: a command, or an ApiError
+    heads       gateway/http1/head.py: a head, or one that says how it is refused
+    chunks      gateway/http1/chunks.py: bytes, or an ApiError
+    bodies      gateway/api/schemas.py, gateway/api/watch_schemas.py: a request of every endpoint, or an ApiError
+    frames      the protocol of websockets, as gateway/streams/websocket.py sets it up: frames, or a close with a code
+    commands    gateway/api/watch_schemas.py: a command, or an ApiError
 
 Any other exception would be a 500 or the end of a gateway. HTTP/2 is played live only: its decoder is one with its
 connection.
@@ -36,11 +36,11 @@ from parts import metrics, queues, routers, watches
 from websockets.protocol import OPEN, SERVER, Protocol
 
 from topics.errors import ApiError
-from topics.gateway import bodies, subscriptions
-from topics.gateway.chunks import ChunkDecoder
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Heads
-from topics.gateway.routes import Routes
+from topics.gateway.api import schemas, watch_schemas
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.http1.chunks import ChunkDecoder
+from topics.gateway.http1.head import Heads
 from topics.settings import Settings
 from topics.shm.counters import Board
 
@@ -96,17 +96,17 @@ def take_chunks(dice: random.Random) -> tuple[bytes, Callable[[], object]]:
 
 
 _DECODERS: tuple[Callable[[bytes], object], ...] = (
-    lambda body: bodies.decode_config(body, "t"),
-    lambda body: bodies.decode_append(body, "t", SETTINGS, key=None),
-    lambda body: bodies.decode_plain(body, SETTINGS),
-    lambda body: bodies.decode_diff(body, "t", SETTINGS),
-    lambda body: bodies.decode_delete(body, "t"),
-    lambda body: bodies.decode_router(body, "r"),
-    lambda body: bodies.decode_claim(body, "t", SETTINGS),
-    lambda body: bodies.decode_ack(body, "t", SETTINGS),
-    lambda body: bodies.decode_nack(body, "t", SETTINGS),
-    lambda body: bodies.decode_extend(body, "t", SETTINGS),
-    lambda body: subscriptions.decode_watch(body, SETTINGS),
+    lambda body: schemas.decode_config(body, "t"),
+    lambda body: schemas.decode_append(body, "t", SETTINGS, key=None),
+    lambda body: schemas.decode_plain(body, SETTINGS),
+    lambda body: schemas.decode_diff(body, "t", SETTINGS),
+    lambda body: schemas.decode_delete(body, "t"),
+    lambda body: schemas.decode_router(body, "r"),
+    lambda body: schemas.decode_claim(body, "t", SETTINGS),
+    lambda body: schemas.decode_ack(body, "t", SETTINGS),
+    lambda body: schemas.decode_nack(body, "t", SETTINGS),
+    lambda body: schemas.decode_extend(body, "t", SETTINGS),
+    lambda body: watch_schemas.decode_watch(body, SETTINGS),
 )
 
 
@@ -131,9 +131,9 @@ def take_frames(dice: random.Random) -> tuple[bytes, Callable[[], object]]:
 
 def take_command(dice: random.Random) -> tuple[bytes, Callable[[], object]]:
     sent = websocket.hostile_command(dice, "id") if dice.random() < 0.8 else websocket.hostile_request_id(dice)
-    decode: Callable[[bytes], object] = subscriptions.decode_command
+    decode: Callable[[bytes], object] = watch_schemas.decode_command
     if dice.random() < 0.3:
-        decode = lambda text: subscriptions.decode_publish(text, most=1 << 20)  # noqa: E731
+        decode = lambda text: watch_schemas.decode_publish(text, most=1 << 20)  # noqa: E731
     return sent, lambda: decode(sent)
 
 

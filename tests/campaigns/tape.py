@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from topics.walshard import disk as disk_module
-from topics.walshard import flush as flush_module
-from topics.walshard import wal as wal_module
-from topics.walshard.disk import Disk
+from topics.walshard.log import disk as disk_module
+from topics.walshard.log import wal as wal_module
+from topics.walshard.log.disk import Disk
+from topics.walshard.segments import flush as flush_module
 
 Kind = Literal[
     "create", "write", "truncate", "allocate", "sync", "sync_dir", "rename", "unlink", "make_dir", "remove_dir"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 
 from .server import Server, eventually
 

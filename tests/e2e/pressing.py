@@ -22,8 +22,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from topics import limits
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
+from topics.actors.inspect.attach import open_board
+from topics.actors.startup.datadir_lock import read_lock_info
 from topics.shm.counters import Word
 from topics.storage.config import owner_of_name
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
-from topics.cli.ps import Listing, look
+from topics.cli.server.ps import Listing, look
 from topics.errors import TopicsError
 
 from .client import Client, Lane

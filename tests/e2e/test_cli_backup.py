@@ -17,8 +17,8 @@ import livefiles
 import pytest
 from onlooker import live_records, named
 
-from topics.folder.verify import verify
-from topics.folder.view import Folder
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
 
 from .client import Client
 from .commands import read_all

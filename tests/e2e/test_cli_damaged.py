@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from onlooker import contents
 
 from topics.cli.main import main
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 from topics.storage.format import FRAME_HEADER
 from topics.storage.frames import decode_wal_header, scan
 from topics.storage.manifest import decode_manifest, encode_manifest

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from topics.cli.importlog import path_of
+from topics.tools.import_log import path_of
 
 from .client import Client, unique
 from .server import TOPICS, Server, clean_environment, eventually, run_topics

@@ -13,9 +13,9 @@ import click
 import pytest
 from test_docs import read, rows
 
-from topics.cli.examples import examples_of
-from topics.cli.exits import EXIT_CODES
 from topics.cli.main import VERBS, command_of, main
+from topics.cli.shared.examples import examples_of
+from topics.cli.shared.exits import EXIT_CODES
 
 from .server import TOPICS, Server, clean_environment, eventually, run_topics
 
@@ -102,7 +102,7 @@ def test_the_exit_codes_of_the_document() -> None:
 
 def test_the_exit_codes_that_modules_name() -> None:
     """What a verb says of its exit codes at the top of its file is what the table has."""
-    for path in (Path(__file__).parents[2] / "topics/cli").glob("*.py"):
+    for path in (Path(__file__).parents[2] / "topics/cli").rglob("*.py"):
         said = re.search(r"Exit codes: (.*?)(?:\n\n|\"\"\")", path.read_text(), re.S)
         codes = {int(code) for code in re.findall(r"(?:^|; |, )(\d+) ", said[1].replace("\n", " "))} if said else set()
         assert codes <= set(EXIT_CODES), path.name

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from onlooker import contents, live_records
 
-from topics.folder.topic import Topic
-from topics.folder.verify import verify
-from topics.folder.view import Folder
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.segment import decode_segment_header, scan_blocks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 
 from .inspected import copied, golden, topic_in
 from .server import run_topics

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 
 from .inspected import SMALL_SEGMENTS, copied, golden, topic_in
 from .server import Server, eventually, run_topics

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from topics.cli.shards import quantile_us
+from topics.cli.server.shards import quantile_us
 from topics.shm.counters import SYNC_BUCKET_COUNT
 
 from .client import Lost

@@ -12,8 +12,8 @@ from typing import Any
 import livefiles
 import pytest
 
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 
 from .server import Server, eventually, run_topics
 

@@ -18,7 +18,7 @@ import livefiles
 import msgspec
 import pytest
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 from topics.storage.format import FILE_HEADER_BYTES
 from topics.storage.manifest import Manifest, decode_manifest, encode_manifest
 from topics.storage.segment import decode_segment_header, scan_blocks

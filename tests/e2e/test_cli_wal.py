@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 from topics.storage.format import FILE_HEADER_BYTES
 
 from .inspected import copied, golden, topic_in

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.folder.verify import verify
+from topics.datadir.fsck.verify import verify
 
 from .queues import Counters, Queue, seqs_of
 from .server import Server, eventually, run_topics

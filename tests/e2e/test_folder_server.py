@@ -29,7 +29,7 @@ from onlooker import (
     steady,
 )
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 
 from .bustle import BUSY, HOUR_MS, Writers, prepare, record
 from .server import Server, eventually

@@ -121,7 +121,7 @@ def test_a_stopped_supervisor_is_reported_and_root_looks_all_the_same(folder: Pa
 def test_a_command_with_few_descriptors_gives_no_traceback(folder: Path, limit: int) -> None:
     script = (
         "import os, resource, sys\n"
-        "from topics.cli import ps, place\n"
+        "from topics.cli.server import ps; from topics.cli.shared import place\n"
         "from rich import console, table\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))\n"
         "ps.ps(['--json', '--data-dir', sys.argv[2]])\n"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from topics.gateway.api.queues import QueueHandlers
+from topics.gateway.api.routers import RouterHandlers
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.watch import Watches
 from topics.gateway.calls import Calls
-from topics.gateway.feeds import Feeds
-from topics.gateway.handlers import Handlers
-from topics.gateway.metrics import MetricsHandlers
-from topics.gateway.queues import QueueHandlers
-from topics.gateway.routers import RouterHandlers
-from topics.gateway.routes import Routes
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.metrics.page import MetricsHandlers
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.settings import Settings
 from topics.shm.counters import Board
 

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import trio
 
-from topics.cli import journal as journals
-from topics.cli.deadletters import CannotMove, DeadLetter
-from topics.cli.journal import Append, Journal
-from topics.cli.redrive import Redrive, Tally
-from topics.cli.tagglob import TagGlob
 from topics.client.address import parse_url
 from topics.client.client import Client, Receipt
 from topics.client.queue import Acked, Jobs
+from topics.tools import redrive_journal as journals
+from topics.tools.dead_letters import CannotMove, DeadLetter
+from topics.tools.redrive import Redrive, Tally
+from topics.tools.redrive_journal import Append, Journal
+from topics.tools.tag_glob import TagGlob
 
 from .client import Client as RawClient
 from .client import unique

@@ -12,8 +12,8 @@ from typing import Any
 import livefiles
 import pytest
 
-from topics.folder.verify import verify
-from topics.folder.view import Folder
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
 
 from .client import Client, unique
 from .queues import Queue, seqs_of

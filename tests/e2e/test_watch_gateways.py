@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
+from topics.actors.inspect.attach import open_board
+from topics.actors.startup.datadir_lock import read_lock_info
 from topics.shm.counters import Word
 
 from .client import LANES, Answer, unique

@@ -17,9 +17,9 @@ from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.paths import parse_numbered
 from topics.storage.segment import BlockEntry, decode_segment_header, scan_blocks
 from topics.storage.snapshot import ShardState, TopicState, decode_snapshot, decode_topic
-from topics.walshard.disk import Disk
-from topics.walshard.recovery import Recovered, Recovery, boot_id
-from topics.walshard.segments import OpenFiles
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.recovery import Recovered, Recovery, boot_id
+from topics.walshard.segments.segments import OpenFiles
 
 
 def shard_folder(data_dir: Path, shard: int) -> Path:

@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
-from topics.actors.datadir import read_lock_info
-from topics.actors.outside import open_board
-from topics.actors.rings import links_of, look_at_rings
+from topics.actors.inspect.attach import open_board
+from topics.actors.inspect.rings import links_of, look_at_rings
+from topics.actors.startup.datadir_lock import read_lock_info
 from topics.errors import TopicsError
 from topics.shm.counters import Board, State, Word
 

@@ -22,18 +22,18 @@ import pytest
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
 from figures import CRASH_POINTS
 
-from topics.actors.datadir import DataDir, LockInfo
+from topics.actors.startup.datadir_lock import DataDir, LockInfo
 from topics.backup import create as creating
 from topics.backup import disk as backup_disk
 from topics.backup import restore as restoring
 from topics.backup.create import create
-from topics.backup.proof import verify
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
+from topics.backup.verify import verify
+from topics.datadir.fsck.verify import verify as verify_folder
+from topics.datadir.view.folder import Folder
 from topics.errors import StartRefused
-from topics.folder.verify import verify as verify_folder
-from topics.folder.view import Folder
-from topics.walshard import disk as shard_disk
+from topics.walshard.log import disk as shard_disk
 
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 120)]
 

@@ -30,9 +30,9 @@ from crash_folder import (
 from crash_oracle import Oracle
 from crash_server import EXHAUSTIVE, SMALL, TOPICS, Server, eventually, eventually_nudged
 
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
 from topics.errors import CorruptData, FormatError
-from topics.folder.verify import verify
-from topics.folder.view import Folder
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES

@@ -14,7 +14,7 @@ from crash_server import EXHAUSTIVE, SMALL, Server, eventually
 from e2e.bustle import BUSY, Writers, prepare
 from onlooker import Api, Stream, assert_same, check_leases, contents, live_records, named, steady
 
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 240)]
 

@@ -14,7 +14,7 @@ from crash_folder import layouts, newest_snapshot, segments, wal_files
 from crash_oracle import Oracle, TopicLedger
 from crash_server import EXHAUSTIVE, SMALL, Client, Server, eventually
 
-from topics.actors.datadir import read_manifest
+from topics.actors.startup.datadir_lock import read_manifest
 from topics.shm.counters import State
 from topics.storage.config import owner_of_name
 

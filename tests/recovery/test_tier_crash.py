@@ -11,7 +11,7 @@ from crash_oracle import Oracle
 from crash_server import EXHAUSTIVE, SMALL, Server, eventually
 from test_kill_points import Script
 
-from topics.folder.verify import verify
+from topics.datadir.fsck.verify import verify
 from topics.shm.counters import State
 
 pytestmark = [pytest.mark.recovery, pytest.mark.timeout(3_600 if EXHAUSTIVE else 180)]

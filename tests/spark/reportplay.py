@@ -2,7 +2,7 @@
 
 A Play gives reports a folder through the real data source, with the runner's own pins and shelf; `run` is one run of
 one report, at any time the test likes. Truth is read over HTTP while the server runs. What HTTP does not show (events
-of leases, jobs that are done) is read from the stopped server's files as docs/FORMAT.md says, without topics.folder.
+of leases, jobs that are done) is read from the stopped server's files as docs/FORMAT.md says, without topics.datadir.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 from spark_pipeline import schemas
 from spark_pipeline.reports import outputs
 from spark_pipeline.reports.ledger import Counted, View
-from spark_pipeline.reports.pins import Pin, Pins
+from spark_pipeline.reports.offsets import Pin, Pins
+from spark_pipeline.reports.parquet_store import Shelf
 from spark_pipeline.reports.report import Finding, Metric, Result, Table
 from spark_pipeline.reports.run import ReportJob
-from spark_pipeline.reports.shelf import Shelf
 from topics.storage import format, frames, paths, segment, snapshot
 from topics.storage.columns import Columns
 from topics.storage.control import DeleteFrame

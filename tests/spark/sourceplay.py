@@ -24,7 +24,7 @@ from pyspark.sql import types as spark_types
 from spark_pipeline.options import parse
 from spark_pipeline.source import FORMAT, SlicePartition, TopicsReader, TopicsSource
 from spark_pipeline.stream import FolderStreamReader
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
 
 Row = dict[str, Any]
 

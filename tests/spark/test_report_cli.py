@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from spark_pipeline.reports import ledger
 from spark_pipeline.reports.report import Finding, Job, Metric
 from spark_pipeline.reports.report import Result as ReportResult
-from topics.cli.report import report
+from topics.cli.datadir.report import report
 
 from .reportrun import counting, files, stand_in
 

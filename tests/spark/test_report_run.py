@@ -15,13 +15,13 @@ from e2e.server import Server, eventually
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_pipeline.reports import ledger, shelf, units
+from spark_pipeline.reports import ledger, parquet_store, units
 from spark_pipeline.reports.ledger import LedgerError
 from spark_pipeline.reports.report import Job, Result
 from spark_pipeline.reports.run import Request, run
-from topics.cli.snapshot import make
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.cli.datadir.snapshot import make
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 
 from .reportrun import Silent, counting, counting_leases, files, run_once, stand_in, summary
 from .reportscene import SMALL_SEGMENTS
@@ -128,10 +128,10 @@ def test_a_run_that_died_is_as_if_it_had_not_been(
                 raise KeyboardInterrupt
 
             if step == "publish":
-                context.setattr(shelf.Shelf, "publish", dies)
+                context.setattr(parquet_store.Shelf, "publish", dies)
             else:
                 context.setattr(ledger, "save", dies)
-            context.setattr(shelf.Shelf, "clear", lambda _: None)  # a dead run tidies nothing up
+            context.setattr(parquet_store.Shelf, "clear", lambda _: None)  # a dead run tidies nothing up
             with pytest.raises(KeyboardInterrupt):
                 run_once(server.data_dir, out)
         left = files(out / "history") if step == "save" else files(out / "staging")
@@ -244,7 +244,7 @@ def test_what_is_evicted_between_runs_fails_nothing(
 
 def test_many_runs_become_one(server: Server, api: Client, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, traffic=counting)
-    monkeypatch.setattr(shelf, "COMPACT_AT", 2)
+    monkeypatch.setattr(parquet_store, "COMPACT_AT", 2)
     topic = unique()
     for number in range(4):
         api.append(topic, number)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_pipeline.reports import letters, loss, producers, queues, routers, skew, storage, traffic
-from spark_pipeline.reports.hours import DAY_MS, HOUR_MS, MINUTE_MS
+from spark_pipeline.reports.subjects import letters, loss, producers, queues, routers, skew, storage, traffic
+from spark_pipeline.reports.subjects.hours import DAY_MS, HOUR_MS, MINUTE_MS
 from topics.storage.manifest import MANIFEST_NAME, Manifest, encode_manifest
 
 from .reportplay import Frames, Play, findings, metrics, table

@@ -15,8 +15,8 @@ import pytest
 from e2e.server import Server, eventually
 from pyspark.sql import SparkSession
 
-from spark_pipeline.reports import integrity
 from spark_pipeline.reports.report import Result
+from spark_pipeline.reports.subjects import integrity
 from topics.storage.format import DELETED
 from topics.storage.frames import decode_wal_header, scan
 from topics.storage.segment import decode_index, decode_segment_header, scan_blocks

@@ -12,7 +12,7 @@ from e2e.routing import route, wait_records
 from e2e.server import Server, eventually
 from pyspark.sql import SparkSession
 
-from spark_pipeline.reports import loss
+from spark_pipeline.reports.subjects import loss
 from spark_pipeline.source import register
 from topics.storage.frames import decode_wal_header
 

@@ -11,18 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_pipeline.reports import (
-    integrity,
-    letters,
-    loss,
-    producers,
-    queues,
-    routers,
-    skew,
-    storage,
-    traffic,
-)
-from spark_pipeline.reports.hours import DAY_MS, HOUR_MS, day_of, millis
+from spark_pipeline.reports.subjects import integrity, letters, loss, producers, queues, routers, skew, storage, traffic
+from spark_pipeline.reports.subjects.hours import DAY_MS, HOUR_MS, day_of, millis
 from spark_pipeline.source import register
 from topics.storage.config import owner_of_name
 from topics.storage.leases import log_name
@@ -523,7 +513,7 @@ def test_routers(play: Play, scene: Scene) -> None:
 def test_days_are_those_of_utc_whatever_the_session_says(session: SparkSession) -> None:
     from pyspark.sql import functions as F
 
-    from spark_pipeline.reports.hours import date_of, hour_of
+    from spark_pipeline.reports.subjects.hours import date_of, hour_of
 
     moments = [1_794_787_199_999, 1_794_787_200_000, 1_794_864_785_213]
     before = session.conf.get("spark.sql.session.timeZone")

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from spark_pipeline import batches
 from spark_pipeline.plan import DataLoss
 from spark_pipeline.source import SlicePartition, TopicsReader, register
-from topics.folder.files import Files
+from topics.datadir.files import Files
 from topics.storage.manifest import MANIFEST_NAME
 
 from .sourceplay import flushed, frame, reader, rows, rows_of, snapshots

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from topics import limits
-from topics.folder import checking, view
+from topics.datadir.fsck import checking
+from topics.datadir.view import folder as folder_module
 
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nobody waits before a second look."""
     _make_small(monkeypatch)
-    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(folder_module, "_PAUSE_S", 0.0)
     monkeypatch.setattr(checking, "_PAUSE_S", 0.0)
 
 
@@ -39,4 +40,4 @@ def _make_small(patch: pytest.MonkeyPatch) -> None:
 def _rounds_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of a gateway ends after some milliseconds of the real clock, which a busy machine takes for nothing.
     Tests of that bound set their own."""
-    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 60_000_000_000)
+    monkeypatch.setattr("topics.gateway.http1.server._TAKE_NS", 60_000_000_000)

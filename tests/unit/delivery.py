@@ -1,9 +1,9 @@
 """Gateways and shards in one process, joined by real rings on plain memory and stepped by hand.
 
-A gateway is everything between its sockets and its rings: the hot lane, calls, feeds, streams. Its sockets are `Pipe`s,
-which take as many bytes as the test lets them. A shard is model.Shard with links. Both sleep as processes do: after a
-round they look for work once more, and then only a bell, a socket or a finished sync wakes them. So a wake-up that was
-forgotten shows as something that never arrives.
+A gateway is everything between its sockets and its rings: the HTTP/1 lane, calls, feeds, streams. Its sockets are
+`Pipe`s, which take as many bytes as the test lets them. A shard is model.Shard with links. Both sleep as processes do:
+after a round they look for work once more, and then only a bell, a socket or a finished sync wakes them. So a wake-up
+that was forgotten shows as something that never arrives.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from websockets.protocol import CLIENT, OPEN, Protocol
 
 from topics.actors import messages
 from topics.actors.link import Link
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.types import Response
+from topics.gateway.api.watch import Watches
+from topics.gateway.auth import Guard
 from topics.gateway.calls import Calls
-from topics.gateway.connection import Connection
-from topics.gateway.exchange import Response
-from topics.gateway.feeds import Feeds
-from topics.gateway.guard import Guard
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Heads
-from topics.gateway.hot import HotLane
+from topics.gateway.http1.connection import Connection
+from topics.gateway.http1.head import Heads
+from topics.gateway.http1.server import HotLane
 from topics.gateway.origins import Origins
-from topics.gateway.routes import Routes
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.keys import Key
 from topics.settings import Settings
 from topics.shm import layout

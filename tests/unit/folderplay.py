@@ -13,10 +13,10 @@ from typing import Any
 from model import Record, Shard, Stored
 from onlooker import assert_same, live_records, named
 
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.storage.manifest import MANIFEST_NAME, Manifest, encode_manifest
-from topics.walshard.copies import Copies
+from topics.walshard.forwards.copies import Copies
 
 
 def write_manifest(folder: Path | str, **more: Any) -> None:

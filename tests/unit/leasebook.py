@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from topics.queue.leases import Lease, Leases, State
+from topics.queue.lease_table import Lease, Leases, State
 from topics.storage.leases import LeaseEvent, decode_event, encode_event
 
 HELD = {State.LEASED, State.ENDING}

@@ -15,10 +15,10 @@ from model import Record, Shard
 from onlooker import Seen, live_records
 
 from topics import limits
-from topics.cli.repair import Report, _in_place
-from topics.folder.log import _boot_id
-from topics.folder.verify import verify
-from topics.folder.view import Folder
+from topics.cli.datadir.repair import Report, _in_place
+from topics.datadir.fsck.verify import verify
+from topics.datadir.log import _boot_id
+from topics.datadir.view.folder import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.routers import Rule, encode_rules

@@ -27,17 +27,17 @@ from topics.storage.config import TopicConfig
 from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.manifest import COLD_NOTE
 from topics.storage.paths import shard_dir
-from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
-from topics.walshard.leftovers import remove_leftovers
-from topics.walshard.mover import Mover
-from topics.walshard.recovery import Recovered, Recovery
-from topics.walshard.relocator import Relocator
-from topics.walshard.segments import OpenFiles
-from topics.walshard.syncer import Syncer
-from topics.walshard.tier import ColdTier
-from topics.walshard.topic import Topic
-from topics.walshard.wal import Wal
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.recovery import Recovered, Recovery
+from topics.walshard.log.syncer import Syncer
+from topics.walshard.log.wal import Wal
+from topics.walshard.segments.checkpointer import Mover
+from topics.walshard.segments.orphans import remove_leftovers
+from topics.walshard.segments.segments import OpenFiles
+from topics.walshard.tiering.relocator import Relocator
+from topics.walshard.tiering.tier import ColdTier
+from topics.walshard.topic.topic import Topic
 
 EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"
 GATE = os.environ.get("TOPICS_TEST_GATE") == "1"  # of `make test`: half of the examples

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
+from topics.gateway.api.queues import QueueHandlers
+from topics.gateway.api.routers import RouterHandlers
+from topics.gateway.api.watch import Watches
 from topics.gateway.calls import Calls
-from topics.gateway.feeds import Feeds
-from topics.gateway.metrics import MetricsHandlers
-from topics.gateway.queues import QueueHandlers
-from topics.gateway.routers import RouterHandlers
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.metrics.page import MetricsHandlers
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.settings import Settings
 from topics.shm.counters import Board
 

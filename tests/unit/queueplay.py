@@ -27,13 +27,13 @@ from model import QuickDisk, Record, Shard, Wall, batch_of
 from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
-from topics.gateway import jobs
+from topics.gateway.api import jobs
+from topics.gateway.api.types import Call, Response
 from topics.gateway.calls import Calls
-from topics.gateway.exchange import Call, Response
-from topics.gateway.feeds import Feeds
-from topics.gateway.streams import Streams
-from topics.gateway.work import WorkStream
-from topics.queue.process import Coordinator
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
+from topics.gateway.streams.work_stream import WorkStream
+from topics.queue.coordinator import Coordinator
 from topics.queue.queue import Queue
 from topics.settings import Settings
 from topics.shm import layout
@@ -448,7 +448,7 @@ class QueueProcess:
         self.links: dict[str, GatedLink] = self.context.links
 
     def begin(self, nursery: trio.Nursery) -> None:
-        with mock.patch("topics.queue.process.Clock", self._wall.clock):
+        with mock.patch("topics.queue.coordinator.Clock", self._wall.clock):
             self.coordinator = Coordinator(self.context)
         self._scope = trio.CancelScope()
         nursery.start_soon(self._live)

@@ -9,7 +9,7 @@ import pytest
 from e2e.logged import parse, parse_logfmt
 
 from topics.actors.log import Log
-from topics.gateway.access import AccessLog
+from topics.gateway.access_log import AccessLog
 
 REQUEST: dict[str, Any] = {
     "id": 47,

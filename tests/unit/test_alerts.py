@@ -22,7 +22,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="ne
 
 def names_of_reports() -> set[str]:
     found = set()
-    for path in (ROOT / "spark_pipeline/reports").glob("*.py"):
+    for path in (ROOT / "spark_pipeline/reports").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from topics.gateway.answered import Answered
+from topics.gateway.metrics.answered import Answered
 from topics.shm.usage import ROUTES, STATUSES, Usage
 
 GATEWAYS = 2

@@ -16,8 +16,8 @@ from topics.backup import moment as moments
 from topics.backup.create import create
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
-from topics.folder.shard import Shard
-from topics.folder.view import Folder
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.shard import Shard
 from topics.storage.columns import pack
 from topics.storage.config import TopicConfig, owner_of_name, topic_id
 from topics.storage.control import TopicFrame

@@ -20,8 +20,8 @@ from topics.backup.catalog import (
     encode_backup,
     encode_flags,
 )
-from topics.backup.proof import verify
 from topics.backup.repository import Begun, Done, Repository
+from topics.backup.verify import verify
 from topics.errors import CorruptData, FormatError, TopicsError
 
 SUMMARY = Summary(

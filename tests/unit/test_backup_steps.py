@@ -25,11 +25,11 @@ from topics.backup.moment import Moment
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
 from topics.backup.source import Source, sources
-from topics.cli.snapshot import make as make_view
+from topics.cli.datadir.snapshot import make as make_view
+from topics.datadir import log
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
 from topics.errors import CorruptData, DiskFull, TopicsError
-from topics.folder import log
-from topics.folder.verify import verify
-from topics.folder.view import Folder
 from topics.storage.routers import Rule, encode_rules, routers_path
 
 OTHER_BOOT = b"another life ..."

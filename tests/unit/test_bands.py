@@ -18,8 +18,8 @@ from model import examples
 
 from topics import limits
 from topics.storage.config import TopicConfig
-from topics.walshard import bands
-from topics.walshard.bands import (
+from topics.walshard.live import priority_queue
+from topics.walshard.live.priority_queue import (
     AGE_CAP_MS,
     AGE_RATE,
     AGE_TICK_MS,
@@ -32,7 +32,7 @@ from topics.walshard.bands import (
     Bands,
     band_of,
 )
-from topics.walshard.priority import effective_priority
+from topics.walshard.topic.priority import effective_priority
 
 KIB = 1024
 PRIORITIES = st.integers(*limits.PRIORITY_RANGE)
@@ -658,4 +658,4 @@ def test_the_numbers_are_the_documented_ones() -> None:
     assert (AGE_RATE, AGE_CAP_MS, WIDTH) == (100, 10_000, 250)
     assert limits.PRIORITY_RANGE[0] == LOWEST
     assert AGE_RATE * AGE_CAP_MS // 1_000 == 1_000
-    assert bands.DEFERRED == 5
+    assert priority_queue.DEFERRED == 5

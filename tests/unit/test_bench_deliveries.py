@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics.bench import BenchFailed, payload
-from topics.bench.deliveries import MARGIN, SSE_FRAME_MARK, WS_FRAME_MARK, Deliveries, Pushed, Xread, stamps
-from topics.bench.redis import parse
+from benchmarks import BenchFailed
+from benchmarks.generators import payload
+from benchmarks.generators.deliveries import MARGIN, SSE_FRAME_MARK, WS_FRAME_MARK, Deliveries, Pushed, Xread, stamps
+from benchmarks.sides.redis import parse
 
 pytestmark = pytest.mark.full
 

@@ -18,27 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.bench import BenchFailed, payload, table
-from topics.bench.figures import Figures, line
-from topics.bench.guard import (
-    KEYS,
-    Guarded,
-    GuardMeasurement,
-    delayed_ms,
-    kept,
-    often,
-    scrape_s,
-    scrapes_of,
-    signed,
-)
-from topics.bench.measure import Pace
-from topics.bench.scenarios import BY_NAME
-from topics.bench.scrapes import Scraped, ScrapeJob, drive, run_apart
+from benchmarks import BenchFailed, table
+from benchmarks.figures import Figures, line
+from benchmarks.generators import payload
+from benchmarks.generators.scrapes import Scraped, ScrapeJob, drive, run_apart
+from benchmarks.guard import KEYS, Guarded, GuardMeasurement, delayed_ms, kept, often, scrape_s, scrapes_of, signed
+from benchmarks.measure import Pace
+from benchmarks.scenarios import BY_NAME
 
 pytestmark = pytest.mark.full
 
 QUICK = Pace(rounds=1, seconds=0.3, warm_s=0.05)
-STAND_IN = [sys.executable, __file__]
+STAND_IN = ["env", f"PYTHONPATH={Path(__file__).parents[2]}", sys.executable, __file__]
 STALL_S = 0.4
 SETTINGS = {"TOPICS_WAL_SHARDS": "1"}  # fewer processes to wait for
 

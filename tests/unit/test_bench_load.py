@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from topics.bench import BenchFailed, payload
-from topics.bench.load import Job, Outcome, drive, drive_timed, run_apart
+from benchmarks import BenchFailed
+from benchmarks.generators import payload
+from benchmarks.generators.load import Job, Outcome, drive, drive_timed, run_apart
 
 pytestmark = pytest.mark.full
 

@@ -16,18 +16,19 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from topics.bench import BenchFailed, redis, table, tree
-from topics.bench.figures import Figures, line, medians_ms, percentile, rates
-from topics.bench.load import Outcome
-from topics.bench.machine import describe, filesystem_of
-from topics.bench.measure import Measurement, Pace
-from topics.bench.scenarios import BY_NAME, SCENARIOS, Scenario, Target
-from topics.cli.bench import bench
+from benchmarks import BenchFailed, child_environment, table, tree
+from benchmarks.command import bench
+from benchmarks.figures import Figures, line, medians_ms, percentile, rates
+from benchmarks.generators.load import Outcome
+from benchmarks.machine import describe, filesystem_of
+from benchmarks.measure import Measurement, Pace
+from benchmarks.scenarios import BY_NAME, SCENARIOS, Scenario, Target
+from benchmarks.sides import redis
 
 pytestmark = pytest.mark.full
 
 QUICK = Pace(rounds=2, seconds=0.1, warm_s=0.02)
-STAND_IN = [sys.executable, __file__]
+STAND_IN = ["env", f"PYTHONPATH={Path(__file__).parents[2]}", sys.executable, __file__]
 PEERS = [
     False,
     pytest.param(True, marks=pytest.mark.skipif(not redis.present(), reason="redis-server is not installed")),
@@ -131,9 +132,9 @@ def test_a_server_that_does_not_start_stops_the_run_with_its_log(
 
 RUN = """
 import sys
-from topics.bench import ours
+from benchmarks.sides import ours
 ours.SERVE[:] = sys.argv[1].split("|")
-from topics.cli.bench import bench
+from benchmarks.command import bench
 bench(["--only", "append-1-c16", "--seconds", "60", "--dir", sys.argv[2]])
 """
 
@@ -142,6 +143,7 @@ bench(["--only", "append-1-c16", "--seconds", "60", "--dir", sys.argv[2]])
 def test_an_interrupt_ends_both_servers_and_removes_their_folders(tmp_path: Path, signum: int) -> None:
     running = subprocess.Popen(
         [sys.executable, "-c", RUN, "|".join(STAND_IN), str(tmp_path)],
+        env=child_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

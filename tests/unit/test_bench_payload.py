@@ -8,9 +8,9 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.connection import Connection
 from wsproto.events import AcceptConnection, Request, TextMessage
 
-from topics.bench import payload
-from topics.bench.scenarios import RECORD_BYTES, STORED_RECORD_BYTES
-from topics.bench.side import STREAMS, read_plans, spread
+from benchmarks.generators import payload
+from benchmarks.scenarios import RECORD_BYTES, STORED_RECORD_BYTES
+from benchmarks.sides.side import STREAMS, read_plans, spread
 
 
 @pytest.mark.parametrize("size", [RECORD_BYTES, STORED_RECORD_BYTES, 1_000])

@@ -18,21 +18,23 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics.bench import BenchFailed, beanstalkd, claims, redis, table
-from topics.bench.beanstalkd import Beanstalkd
-from topics.bench.claims import BeanstalkdClaims, Claims, HttpClaims, Pushed, RedisClaims, Wire
-from topics.bench.figures import Beside, Figures, claims_ms, line, unevenness, work_rates
-from topics.bench.measure import Measurement, Pace, Queueing
-from topics.bench.queues import OurQueues
-from topics.bench.redis import Redis
-from topics.bench.scenarios import BY_NAME, Scenario, Target
-from topics.bench.workers import Worked, WorkJob, drive, run_apart
-from topics.cli.bench import bench
+from benchmarks import BenchFailed, table
+from benchmarks.command import bench
+from benchmarks.figures import Beside, Figures, claims_ms, line, unevenness, work_rates
+from benchmarks.generators import claims
+from benchmarks.generators.claims import BeanstalkdClaims, Claims, HttpClaims, Pushed, RedisClaims, Wire
+from benchmarks.generators.workers import Worked, WorkJob, drive, run_apart
+from benchmarks.measure import Measurement, Pace, Queueing
+from benchmarks.scenarios import BY_NAME, Scenario, Target
+from benchmarks.sides import beanstalkd, redis
+from benchmarks.sides.beanstalkd import Beanstalkd
+from benchmarks.sides.queues import OurQueues
+from benchmarks.sides.redis import Redis
 
 pytestmark = pytest.mark.full
 
 QUICK = Pace(rounds=2, seconds=0.3, warm_s=0.02)
-STAND_IN = [sys.executable, __file__]
+STAND_IN = ["env", f"PYTHONPATH={Path(__file__).parents[2]}", sys.executable, __file__]
 NEEDS_REDIS = pytest.mark.skipif(not redis.present(), reason="redis-server is not installed")
 NEEDS_BEANSTALKD = pytest.mark.skipif(not beanstalkd.present(), reason="beanstalkd is not installed")
 LINES = ["queue-1", "queue-8", "queue-64", "queue-push", "queue-latency", "queue-evenness"]

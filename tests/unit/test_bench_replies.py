@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics.bench import BenchFailed
-from topics.bench.redis import parse
-from topics.bench.replies import HttpReplies, PipelineReplies, Replies, SizedReplies, WsReplies, ws_frame_end
+from benchmarks import BenchFailed
+from benchmarks.generators.replies import HttpReplies, PipelineReplies, Replies, SizedReplies, WsReplies, ws_frame_end
+from benchmarks.sides.redis import parse
 
 pytestmark = pytest.mark.full
 

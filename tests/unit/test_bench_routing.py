@@ -12,21 +12,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topics.bench import BenchFailed, copier, forwards, payload, redis, table
-from topics.bench.figures import Beside, Figures, arrivals, line, slowdown
-from topics.bench.forwards import Arrived, ForwardJob, drive, held_of_http, held_of_resp
-from topics.bench.load import Outcome
-from topics.bench.measure import WITH_REDIS, Measurement, Pace
-from topics.bench.ours import Ours, name_on
-from topics.bench.redis import Redis
-from topics.bench.scenarios import BY_NAME
-from topics.bench.side import Side, spread
+from benchmarks import BenchFailed, table
+from benchmarks.figures import Beside, Figures, arrivals, line, slowdown
+from benchmarks.generators import forwards, payload
+from benchmarks.generators.forwards import Arrived, ForwardJob, drive, held_of_http, held_of_resp
+from benchmarks.generators.load import Outcome
+from benchmarks.measure import WITH_REDIS, Measurement, Pace
+from benchmarks.scenarios import BY_NAME
+from benchmarks.sides import copier, redis
+from benchmarks.sides.ours import Ours, name_on
+from benchmarks.sides.redis import Redis
+from benchmarks.sides.side import Side, spread
 from topics.storage.config import owner_of_name
 
 pytestmark = pytest.mark.full
 
 QUICK = Pace(rounds=2, seconds=0.1, warm_s=0.02)
-STAND_IN = [sys.executable, __file__]
+STAND_IN = ["env", f"PYTHONPATH={Path(__file__).parents[2]}", sys.executable, __file__]
 NEEDS_REDIS = pytest.mark.skipif(not redis.present(), reason="redis-server is not installed")
 LATE_S = 0.6  # longer than a busy machine keeps a process waiting
 

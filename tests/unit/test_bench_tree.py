@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from topics.bench import tree
+from benchmarks import tree
 
 pytestmark = pytest.mark.full
 

@@ -7,15 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topics.bench import BenchFailed, redis, table
-from topics.bench.figures import Figures, deliveries, delivery_ms, line
-from topics.bench.measure import Measurement, Pace
-from topics.bench.opening import close_watchers
-from topics.bench.ours import Ours
-from topics.bench.redis import Redis
-from topics.bench.scenarios import BY_NAME, Scenario, Target
-from topics.bench.side import Side
-from topics.bench.watch import Delivered, WatchJob, drive
+from benchmarks import BenchFailed, table
+from benchmarks.figures import Figures, deliveries, delivery_ms, line
+from benchmarks.generators.opening import close_watchers
+from benchmarks.generators.watch import Delivered, WatchJob, drive
+from benchmarks.measure import Measurement, Pace
+from benchmarks.scenarios import BY_NAME, Scenario, Target
+from benchmarks.sides import redis
+from benchmarks.sides.ours import Ours
+from benchmarks.sides.redis import Redis
+from benchmarks.sides.side import Side
 
 pytestmark = pytest.mark.full
 
@@ -102,7 +103,7 @@ def test_what_is_not_exact_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, complaint: str
 ) -> None:
     monkeypatch.setenv("STAND_IN_FAULT", fault)
-    monkeypatch.setattr("topics.bench.watch.DRAIN_S", 0.5)
+    monkeypatch.setattr("benchmarks.generators.watch.DRAIN_S", 0.5)
     wrong = Ours(durability="disk", parent=tmp_path, command=STAND_IN)
     try:
         wrong.start()

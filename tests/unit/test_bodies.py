@@ -12,7 +12,7 @@ from model import examples
 
 from topics import limits
 from topics.errors import ApiError
-from topics.gateway import bodies
+from topics.gateway.api import schemas
 from topics.settings import Settings
 from topics.storage.columns import Columns, pack_joined
 from topics.storage.config import TopicConfig
@@ -25,7 +25,7 @@ SMALL = Settings(
 
 def append(body: bytes | dict[str, Any], settings: Settings = SETTINGS, key: str | None = None) -> tuple[Any, Columns]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head, batch = bodies.decode_append(raw, "t", settings, key=key)
+    head, batch = schemas.decode_append(raw, "t", settings, key=key)
     return head, Columns(batch, count=head.count, ts=0)
 
 
@@ -40,7 +40,7 @@ def refused(body: bytes | dict[str, Any], settings: Settings = SETTINGS, key: st
 
 @pytest.mark.parametrize("name", ["a", "A", "0", "a.b_c:d-e", "render-queue:tenantA", "a" * 255, "9..", "z::"])
 def test_good_names(name: str) -> None:
-    assert bodies.check_name(name) == name
+    assert schemas.check_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_good_names(name: str) -> None:
 )
 def test_bad_names(name: str) -> None:
     with pytest.raises(ApiError) as caught:
-        bodies.check_name(name)
+        schemas.check_name(name)
     assert caught.value.code == "invalid_request"
 
 
@@ -294,25 +294,25 @@ ODD = st.sampled_from(
 @given(body=st.one_of(PLAIN, ODD), small=st.booleans())
 def test_the_plain_path_never_differs_from_the_ordinary_one(body: bytes, small: bool) -> None:
     settings = SMALL if small else SETTINGS
-    plain = bodies.decode_plain(body, settings)
+    plain = schemas.decode_plain(body, settings)
     if plain is None:
         return
-    head, batch = bodies.decode_append(body, "t", settings, key=None)
+    head, batch = schemas.decode_append(body, "t", settings, key=None)
     count, size, joined = plain
     assert (count, size, pack_joined(joined, tags=None, nodes=None, metas=None)) == (head.count, head.size, batch)
     assert (head.create, head.config, head.key) == (None, None, None)
 
 
 def test_the_plain_path_is_taken() -> None:
-    assert bodies.decode_plain(b'{"records":[{"data":1}]}', SETTINGS) is not None
-    assert bodies.decode_plain(b'{"records":[{"data":1},{"data":{"a":2}}]}', SETTINGS) is not None
+    assert schemas.decode_plain(b'{"records":[{"data":1}]}', SETTINGS) is not None
+    assert schemas.decode_plain(b'{"records":[{"data":1},{"data":{"a":2}}]}', SETTINGS) is not None
 
 
 # --- config ------------------------------------------------------------------------------------------
 
 
 def config(**fields: Any) -> TopicConfig:
-    return bodies.decode_config(json.dumps(fields).encode(), "t")[0]
+    return schemas.decode_config(json.dumps(fields).encode(), "t")[0]
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_the_durability_class(given_durability: str | None, given_durable: bool 
 
 
 def test_defaults() -> None:
-    assert bodies.decode_config(b"", "t") == (TopicConfig(), None)
-    assert bodies.decode_config(b"{}", "t") == (TopicConfig(), None)
+    assert schemas.decode_config(b"", "t") == (TopicConfig(), None)
+    assert schemas.decode_config(b"{}", "t") == (TopicConfig(), None)
 
 
 def test_every_field_is_taken_over() -> None:
@@ -373,7 +373,7 @@ def test_every_field_is_taken_over() -> None:
 
 @pytest.mark.parametrize("kind", ["log", "queue"])
 def test_a_type_that_was_said_is_told_apart_from_one_that_was_not(kind: str) -> None:
-    assert bodies.decode_config(b'{"type":"%b"}' % kind.encode(), "t")[1] == kind
+    assert schemas.decode_config(b'{"type":"%b"}' % kind.encode(), "t")[1] == kind
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_configs_that_are_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"x"', b"{", b"{}x", b"\xff"])
 def test_config_bodies_that_are_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        bodies.decode_config(body, "t")
+        schemas.decode_config(body, "t")
     assert caught.value.code == "invalid_request"
 
 
@@ -447,7 +447,7 @@ def test_config_bodies_that_are_refused(body: bytes) -> None:
 
 def test_diff_defaults() -> None:
     for body in (b"", b"{}"):
-        diff = bodies.decode_diff(body, "t", SETTINGS)
+        diff = schemas.decode_diff(body, "t", SETTINGS)
         assert (diff.topic, diff.from_seq, diff.limit, diff.nodes) == ("t", 0, 256, None)
         assert (diff.include_tags, diff.include_meta, diff.wait_ms) == (False, True, 0)
         assert diff.max_bytes == limits.DEFAULT_BATCH_BYTES
@@ -479,12 +479,12 @@ def test_diff_defaults() -> None:
     ids=str,
 )
 def test_diff_fields(fields: dict[str, Any], field: str, value: Any) -> None:
-    assert getattr(bodies.decode_diff(json.dumps(fields).encode(), "t", SETTINGS), field) == value
+    assert getattr(schemas.decode_diff(json.dumps(fields).encode(), "t", SETTINGS), field) == value
 
 
 def test_the_limit_is_clamped_to_the_setting() -> None:
-    assert bodies.decode_diff(b'{"limit":500}', "t", SMALL).limit == 50
-    assert bodies.decode_diff(b"{}", "t", SMALL).limit == 50
+    assert schemas.decode_diff(b'{"limit":500}', "t", SMALL).limit == 50
+    assert schemas.decode_diff(b"{}", "t", SMALL).limit == 50
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_the_limit_is_clamped_to_the_setting() -> None:
 )
 def test_diffs_that_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
-        bodies.decode_diff(json.dumps(fields).encode(), "t", SETTINGS)
+        schemas.decode_diff(json.dumps(fields).encode(), "t", SETTINGS)
     assert caught.value.code == "invalid_request"
 
 
@@ -539,7 +539,7 @@ def test_diffs_that_are_refused(fields: dict[str, Any]) -> None:
     ids=str,
 )
 def test_deletes(fields: dict[str, Any], expected: tuple[int | None, str | None, bool]) -> None:
-    found = bodies.decode_delete(json.dumps(fields).encode(), "t")
+    found = schemas.decode_delete(json.dumps(fields).encode(), "t")
     assert (found.before_seq, found.tag, found.prefix) == expected
 
 
@@ -574,5 +574,5 @@ def test_deletes(fields: dict[str, Any], expected: tuple[int | None, str | None,
 )
 def test_deletes_that_are_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        bodies.decode_delete(body, "t")
+        schemas.decode_delete(body, "t")
     assert caught.value.code == "invalid_request"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from websockets.frames import CloseCode
 
 from topics import limits
-from topics.gateway import hot
-from topics.gateway.budget import Budget
-from topics.gateway.refusals import WORDS, Refusals
+from topics.gateway.admission.budget import Budget
+from topics.gateway.http1 import server
+from topics.gateway.metrics.refusals import WORDS, Refusals
 from topics.settings import Settings
 from topics.shm.counters import Board
 
@@ -28,8 +28,8 @@ SMALL = limits.SMALL_BODY_BYTES
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     """Hears all that has come in one turn, however slow the machine is."""
-    monkeypatch.setattr(hot, "_TAKE_NS", 10**12)
-    monkeypatch.setattr(hot, "_HEAR_NS", 10**12)
+    monkeypatch.setattr(server, "_TAKE_NS", 10**12)
+    monkeypatch.setattr(server, "_HEAR_NS", 10**12)
     house = House(tmp_path, max_body_bytes=200 * KIB, max_buffered_bytes=MOST, ring_bytes=1 << 20)
     yield house
     house.crash()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from model import Record, batch_of
 
-from topics.walshard.cache import BatchCache
-from topics.walshard.rows import Row
+from topics.walshard.topic.cache import BatchCache
+from topics.walshard.topic.index import Row
 
 
 class Source:

@@ -13,10 +13,10 @@ from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.gateway.answers import Answers
+from topics.gateway.api.types import Call, Gather, Response
 from topics.gateway.calls import Calls
-from topics.gateway.exchange import Call, Gather, Response
-from topics.gateway.plain import PlainAppend, PlainRun
+from topics.gateway.http1.append_batch import PlainAppend, PlainRun
+from topics.gateway.http1.response import Answers
 from topics.shm.counters import State
 from topics.shm.doorbell import Doorbell
 from topics.shm.layout import link_bytes
@@ -424,7 +424,7 @@ def test_a_fault_takes_the_other_calls_of_its_connection_along(
 
 
 class Lane:
-    """As much of the hot lane as a plain append needs."""
+    """As much of the HTTP/1 lane as a plain append needs."""
 
     def __init__(self) -> None:
         self.dirty: set[Any] = set()

@@ -19,9 +19,9 @@ from model import Record, Shard
 from xxhash import xxh3_64_intdigest
 
 from topics.storage import frames
-from topics.walshard import recovery
-from topics.walshard.disk import Disk
-from topics.walshard.recovery import Recovery
+from topics.walshard.log import recovery
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.recovery import Recovery
 
 STEPS = [
     Step("put", "f"),

@@ -7,9 +7,9 @@ from campaigns import ioerrors, stepped
 from campaigns.stepped import Step
 from figures import apart
 
-from topics.walshard import disk
-from topics.walshard.disk import Disk
-from topics.walshard.wal import Wal
+from topics.walshard.log import disk
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.wal import Wal
 
 STEPS = [
     Step("put", "f"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from topics.actors.children import Child, Link
-from topics.actors.process import ProcessSpec
+from topics.actors.supervisor.process import ProcessSpec
+from topics.actors.supervisor.process_table import Child, Link
 from topics.shm.counters import Board
 from topics.shm.region import Region
 

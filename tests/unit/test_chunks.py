@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model import examples
 
 from topics.errors import ApiError
-from topics.gateway.chunks import ChunkDecoder
+from topics.gateway.http1.chunks import ChunkDecoder
 
 
 def decode(raw: bytes, *, most: int = 1_000) -> tuple[bytes, bytes] | None:

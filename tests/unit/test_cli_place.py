@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from topics.cli.place import data_dir_option, failures_told, folder_name
+from topics.cli.shared.place import data_dir_option, failures_told, folder_name
 
 
 @click.command()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from topics.cli.publish import Tally
+from topics.cli.client.publish import Tally
 from topics.client import Receipt
 
 

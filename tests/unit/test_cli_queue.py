@@ -13,14 +13,25 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from topics.cli import journal as journal_module
-from topics.cli.deadletters import CannotMove, DeadLetter
-from topics.cli.journal import Append, Journal, JournalError, Open, Planned, Settled, boot_id, path_of, peek, replay
-from topics.cli.queue import JobPrinter, config_rows, duration_text, jobs_rows, view_of
-from topics.cli.queue_redrive import redriven_words
-from topics.cli.redrive import Tally
-from topics.cli.tagglob import TagGlob
+from topics.cli.client.queue import JobPrinter, config_rows, duration_text, jobs_rows, view_of
+from topics.cli.client.queue_redrive import redriven_words
 from topics.client import QueueCounts, Record, TopicState
+from topics.tools import redrive_journal as journal_module
+from topics.tools.dead_letters import CannotMove, DeadLetter
+from topics.tools.redrive import Tally
+from topics.tools.redrive_journal import (
+    Append,
+    Journal,
+    JournalError,
+    Open,
+    Planned,
+    Settled,
+    boot_id,
+    path_of,
+    peek,
+    replay,
+)
+from topics.tools.tag_glob import TagGlob
 
 CONFIG: dict[str, Any] = {
     "type": "queue",

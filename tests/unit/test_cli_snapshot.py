@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from topics.actors.datadir import write_manifest
-from topics.cli import snapshotlinks
-from topics.cli.snapshot import listed, make, snapshot
+from topics.actors.startup.datadir_lock import write_manifest
+from topics.cli.datadir.snapshot import listed, make, snapshot
 from topics.errors import TopicsError
 from topics.storage.manifest import Manifest
+from topics.tools import snapshot_links
 
 DIGITS = "0123456789ab"
 
@@ -211,9 +211,9 @@ def test_what_an_unfinished_one_names_is_not_believed_either(data: Path, cold: P
 
 
 def test_links_that_are_made_can_be_removed(data: Path, cold: Path) -> None:
-    path = snapshotlinks.new_links(str(cold.parent), "s")
+    path = snapshot_links.new_links(str(cold.parent), "s")
     for _ in range(2):
-        snapshotlinks.begin_links(path)
+        snapshot_links.begin_links(path)
     (Path(path) / "topics").mkdir()
     view(data, cold=path, name="renamed")
     assert rm(data, "renamed").exit_code == 0

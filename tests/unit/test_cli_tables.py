@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from topics.cli.tables import Column, fitted, turned
+from topics.cli.shared.tables import Column, fitted, turned
 
 COLUMNS = (
     Column("name", justify="left", folds=True),

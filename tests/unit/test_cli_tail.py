@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from topics.cli.tail import Goal, JsonPrinter, LinePrinter, clock_text, cut
-from topics.cli.terminal import harmless
+from topics.cli.client.tail import Goal, JsonPrinter, LinePrinter, clock_text, cut
+from topics.cli.shared.terminal import harmless
 from topics.client import CaughtUp, Event, Position, Records, Tombstone, TopicDeleted
 
 TODAY_MS = time.time_ns() // 1_000_000

@@ -15,19 +15,20 @@ from folderplay import write_manifest
 from model import Record, Shard
 from msgspec import Raw
 
-from topics.cli import place, ps, reach, tables, terminal
-from topics.cli.export import export
-from topics.cli.queue import JobPrinter, QueueLine, _print_lines
-from topics.cli.segment import segment
-from topics.cli.snapshot import snapshot
-from topics.cli.tail import JsonPrinter, LinePrinter
-from topics.cli.topic import topic
-from topics.cli.verify import _print as print_verdict
-from topics.cli.wal import wal
+from topics.cli.client.export import export
+from topics.cli.client.queue import JobPrinter, QueueLine, _print_lines
+from topics.cli.client.tail import JsonPrinter, LinePrinter
+from topics.cli.datadir.segment import segment
+from topics.cli.datadir.snapshot import snapshot
+from topics.cli.datadir.topic import topic
+from topics.cli.datadir.verify import _print as print_verdict
+from topics.cli.datadir.wal import wal
+from topics.cli.server import ps
+from topics.cli.shared import place, reach, tables, terminal
 from topics.client import Record as Received
 from topics.client import Records
+from topics.datadir.fsck.verify import Trouble, Verdict
 from topics.errors import TopicsError
-from topics.folder.verify import Trouble, Verdict
 
 # Clears the screen, in the form that JSON may hold unescaped; writes from right to left; rings; a line of its own.
 EVIL = "a\x9b2J\u202eb\x07\x1b]0;title\x07\nfake"

@@ -20,9 +20,9 @@ from test_tier_tools import Killed, kill_at
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
+from topics.datadir.fsck.verify import verify
+from topics.datadir.view.folder import Folder
 from topics.errors import CorruptData, DiskFull, Unreachable
-from topics.folder.verify import verify
-from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import DELETED
 from topics.storage.snapshot import (

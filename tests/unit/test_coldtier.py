@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.actors.coldtier import settle_cold
+from topics.actors.startup.coldtier import settle_cold
 from topics.errors import StartRefused
 from topics.storage.manifest import Manifest
 

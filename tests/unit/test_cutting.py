@@ -11,7 +11,7 @@ from model import examples
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import OPEN, SERVER, Protocol
 
-from topics.gateway.cutting import FRAME_BYTES, Cutter, Text
+from topics.gateway.streams.cutting import FRAME_BYTES, Cutter, Text
 
 SIZE = 8
 MOST = 400

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.actors.datadir import (
+from topics.actors.startup.datadir_lock import (
     DataDir,
     LayoutPlan,
     LockInfo,
@@ -178,7 +178,7 @@ def test_the_rules_are_there_before_the_manifest_knows_of_them(tmp_path: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("topics.actors.datadir.write_manifest", die)
+        patched.setattr("topics.actors.startup.datadir_lock.write_manifest", die)
         with pytest.raises(KeyboardInterrupt):
             folder.plan_layout(1)
     assert (tmp_path / "routers").exists()

@@ -17,11 +17,11 @@ from websockets.protocol import CLIENT, OPEN, Protocol
 from topics import limits
 from topics.actors.messages import Gap, Piece
 from topics.errors import ApiError
-from topics.gateway import frames
-from topics.gateway.answers import Answers
-from topics.gateway.exchange import Response
-from topics.gateway.frames import Batch, composite, parse_composite, prefixes
-from topics.gateway.watches import SSE_HEADERS
+from topics.gateway.api.types import Response
+from topics.gateway.api.watch import SSE_HEADERS
+from topics.gateway.http1.response import Answers
+from topics.gateway.streams import frames
+from topics.gateway.streams.frames import Batch, composite, parse_composite, prefixes
 
 
 def batch_of(*parts: bytes, nodes: list[str | None] | None = None, topic: bytes = b"t", at: int = 0) -> Batch:

@@ -33,10 +33,10 @@ from model import EXHAUSTIVE, Record, batch_of, seeds
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.gateway.watcher import State
+from topics.gateway.streams.watcher import State
 from topics.storage.columns import Columns
 from topics.storage.config import Durability, TopicConfig, owner_of_name
-from topics.walshard.topic import Topic
+from topics.walshard.topic.topic import Topic
 
 SMALL = {"PUSH_BYTES": 3_000, "WATCH_READS": 4, "SEQ_RESERVE": 200, "WAL_RESERVE_BYTES": 500}
 BACKLOG = 2_000

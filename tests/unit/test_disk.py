@@ -13,7 +13,7 @@ import pytest
 from figures import CRASH_POINTS
 
 from topics.errors import CorruptData, DiskFull
-from topics.walshard.disk import Disk
+from topics.walshard.log.disk import Disk
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_removing_what_is_gone_is_fine(disk: Disk, tmp_path: Path) -> None:
     ],
 )
 def test_kill_points_end_the_process_exactly_there(tmp_path: Path, point: str, content: bytes | None) -> None:
-    code = f"from topics.walshard.disk import Disk; Disk().write_whole({str(tmp_path / 'f')!r}, b'new')"
+    code = f"from topics.walshard.log.disk import Disk; Disk().write_whole({str(tmp_path / 'f')!r}, b'new')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TOPICS_KILL_POINT": point}, check=False)
     CRASH_POINTS.add(done.returncode == -signal.SIGKILL)
     assert done.returncode == (0 if point in ("nothing", "rename:2") else -9)

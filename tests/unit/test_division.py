@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from topics.queue.division import evenly, in_order, remainder
+from topics.queue.fair_share import evenly, in_order, remainder
 
 WANTED = st.lists(st.integers(0, 50), max_size=12)
 WANTING = st.lists(st.integers(1, 50), min_size=1, max_size=12)

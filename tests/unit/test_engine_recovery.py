@@ -17,16 +17,16 @@ from model import BOOT, QuickDisk, Record, Shard, Stored, Wall, examples, shown
 from pipeshard import Forwarder, PipeShard
 
 from topics import limits
-from topics.cli.repair import Report, _in_place
+from topics.cli.datadir.repair import Report, _in_place
+from topics.datadir.fsck.verify import verify
 from topics.errors import ApiError, CorruptData, FormatError
-from topics.folder.verify import verify
 from topics.settings import Settings
 from topics.storage.config import TopicConfig, owner_of_name
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, decode_wal_header, scan
 from topics.storage.paths import shard_dir
-from topics.walshard.recovery import Recovery
-from topics.walshard.segments import OpenFiles
+from topics.walshard.log.recovery import Recovery
+from topics.walshard.segments.segments import OpenFiles
 
 OTHER_BOOT = bytes(16)
 

@@ -16,11 +16,11 @@ from model import Record, Shard
 from onlooker import contents, shown
 
 from topics import limits
+from topics.datadir.fsck.verify import verify
+from topics.datadir.log import _boot_id
+from topics.datadir.view import folder as folder_module
+from topics.datadir.view.folder import Folder
 from topics.errors import CorruptData, FormatError, TopicsError
-from topics.folder import view
-from topics.folder.log import _boot_id
-from topics.folder.verify import verify
-from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import DELETED, FILE_HEADER_BYTES, FRAME_HEADER, FrameType
 from topics.storage.frames import Frame, decode_wal_header, encode_frame, scan
@@ -37,7 +37,7 @@ FLIPPED = 0x40
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WAL_RESERVE_BYTES", 1_000)
     monkeypatch.setattr(limits, "BLOCK_RECORDS", 8)
-    monkeypatch.setattr(view, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(folder_module, "_PAUSE_S", 0.0)
 
 
 def records(count: int, size: int = 0) -> list[Record]:

@@ -19,13 +19,13 @@ from model import Record, Shard
 from onlooker import contents, named, shown
 
 from topics import limits
+from topics.datadir import files as files_module
+from topics.datadir import log as log_module
+from topics.datadir.files import ColdTierAway, Files
+from topics.datadir.view import folder as view_module
+from topics.datadir.view import shard as shard_module
+from topics.datadir.view.folder import Folder
 from topics.errors import CorruptData, TopicsError
-from topics.folder import files as files_module
-from topics.folder import log as log_module
-from topics.folder import shard as shard_module
-from topics.folder import view as view_module
-from topics.folder.files import ColdTierAway, Files
-from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.routers import encode_rules
 

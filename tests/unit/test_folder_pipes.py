@@ -17,7 +17,7 @@ from test_pipes import MOVES, STEP, Graph, Life
 
 from spark_pipeline import schemas, tables
 from topics import limits
-from topics.folder.verify import topic_troubles
+from topics.datadir.fsck.verify import topic_troubles
 from topics.storage.config import TopicConfig
 from topics.storage.routers import encode_rules, routers_path
 

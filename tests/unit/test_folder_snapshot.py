@@ -12,9 +12,9 @@ from onlooker import named
 from pipeshard import numbers
 
 from topics import limits
-from topics.cli.snapshot import make
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
+from topics.cli.datadir.snapshot import make
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.topic import Topic
 from topics.storage.config import TopicConfig
 from topics.storage.manifest import SNAPSHOT_NOTE
 

@@ -16,8 +16,8 @@ from model import Record, Shard, examples
 from onlooker import named
 
 from topics import limits
+from topics.datadir.view.folder import Folder
 from topics.errors import ApiError
-from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 
 TOPICS = ["a", "b", "c"]

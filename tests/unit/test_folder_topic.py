@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from topics.folder.batch import Batch
-from topics.folder.topic import Topic
+from topics.datadir.batch import Batch
+from topics.datadir.view.topic import Topic
 from topics.storage.columns import Columns, pack
 from topics.storage.config import TopicConfig
 from topics.storage.control import CopiesLine, DeleteFrame, PipeFrame, TopicFrame

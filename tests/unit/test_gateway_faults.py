@@ -12,8 +12,8 @@ from delivery import Gateway, House, SseClient, WsClient, create, send, watch
 from model import Record
 
 from topics import limits
-from topics.gateway.feeds import Feed
-from topics.gateway.websocket import Socket
+from topics.gateway.streams.feeds import Feed
+from topics.gateway.streams.websocket import Socket
 
 
 class Bug(Exception):

@@ -16,10 +16,10 @@ from e2e.keyed import Route as Expected
 from parts import metrics, queues, routers, watches
 
 from topics.errors import ApiError
-from topics.gateway.guard import Guard, check_names, check_scope, owner_of
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Heads
-from topics.gateway.routes import Route, Routes
+from topics.gateway.api.routes import Route, Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.auth import Guard, check_names, check_scope, owner_of
+from topics.gateway.http1.head import Heads
 from topics.keys import Key, Scope, digest_of, parse_keys
 from topics.settings import Settings
 from topics.shm.counters import Board

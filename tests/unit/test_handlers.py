@@ -15,8 +15,8 @@ from topics import __version__
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.gateway.exchange import Call, Gather, Request, Response
-from topics.gateway.handlers import Handlers
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.types import Call, Gather, Request, Response
 from topics.keys import HIDDEN, Key, Scope
 from topics.settings import Settings
 from topics.shm.counters import Board, State, Word

@@ -10,10 +10,10 @@ from parts import metrics, queues, routers, watches
 
 from topics import limits
 from topics.errors import ApiError
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
 from topics.gateway.compression import gunzip, gzip
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Head, Heads, accepts_gzip, check_content_type, is_gzipped
-from topics.gateway.routes import Routes
+from topics.gateway.http1.head import Head, Heads, accepts_gzip, check_content_type, is_gzipped
 from topics.settings import Settings
 from topics.shm.counters import Board
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from topics import limits
-from topics.actors.heartbeat import (
+from topics.actors.supervisor.heartbeat import (
     AT_WORK,
     HUNG,
     START_TIMEOUT_MS,
@@ -24,7 +24,7 @@ from topics.actors.heartbeat import (
     judge,
     works,
 )
-from topics.actors.vitals import open_stat, read_vitals
+from topics.actors.supervisor.vitals import open_stat, read_vitals
 
 PATIENCE = Patience(starting=10, beating=3, busy=7)
 V = Verdict

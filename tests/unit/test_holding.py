@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from model import examples
 
 from topics import limits
-from topics.gateway.holding import Holding
+from topics.gateway.admission.holding import Holding
 from topics.shm.counters import State
 
 MS = 1_000_000

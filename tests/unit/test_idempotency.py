@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from topics.walshard.idempotency import IdempotencyKeys, Remembered
+from topics.walshard.topic.idempotency import IdempotencyKeys, Remembered
 
 
 def test_found_within_its_window_and_not_a_moment_longer() -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topics.actors import inspect_socket
-from topics.actors.datadir import LOCK_NAME, LockInfo, alive, is_running
-from topics.actors.inspect_socket import Impostor, InspectSocket, LinkSample, NoAnswer, RingSample, ask
-from topics.actors.outside import look_at, look_inside
+from topics.actors.inspect import inspect_socket
+from topics.actors.inspect.attach import look_at, look_inside
+from topics.actors.inspect.inspect_socket import Impostor, InspectSocket, LinkSample, NoAnswer, RingSample, ask
+from topics.actors.startup.datadir_lock import LOCK_NAME, LockInfo, alive, is_running
 from topics.errors import ServerNotRunning
 from topics.shm.counters import Board
 
@@ -110,7 +110,7 @@ def test_an_end_or_nonsense_instead_of_an_answer(packet: bytes) -> None:
         listener.listen(1)
         name = listener.getsockname()[1:].decode()
         program = (
-            "import sys; from topics.actors.inspect_socket import ask, NoAnswer\n"
+            "import sys; from topics.actors.inspect.inspect_socket import ask, NoAnswer\n"
             "try: ask(sys.argv[1], int(sys.argv[2]))\n"
             "except NoAnswer as exc: print(exc)"
         )

@@ -22,7 +22,7 @@ from topics.storage.config import TopicConfig
 from topics.storage.format import RECORD_OVERHEAD
 from topics.storage.leases import CHECKPOINT_TAG, JobState, LeaseEvent, decode_event, encode_event, log_id, log_name
 from topics.walshard.jobs import removals
-from topics.walshard.render import render
+from topics.walshard.topic.render import render
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 LOG = log_name("q")

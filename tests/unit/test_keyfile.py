@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from topics import limits
-from topics.actors.orders import KeysRead
+from topics.actors.supervisor.admin_socket import KeysRead
 from topics.errors import SettingsError
 from topics.keyfile import KeyFile
 from topics.keys import Key, Scope, difference, parse_keys, renumbered

@@ -22,17 +22,17 @@ from parts import metrics, queues, routers
 
 from topics import limits
 from topics.actors import messages
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.types import Request, Response
+from topics.gateway.api.watch import SSE_HEADERS, Watches
+from topics.gateway.auth import Guard
 from topics.gateway.calls import Calls
-from topics.gateway.cold import ColdLane
-from topics.gateway.exchange import Request, Response
-from topics.gateway.feeds import Feeds
-from topics.gateway.guard import Guard
-from topics.gateway.h2 import Tunnel
-from topics.gateway.handlers import Handlers
-from topics.gateway.routes import Routes
-from topics.gateway.sse import Definition, SseStream
-from topics.gateway.streams import Streams
-from topics.gateway.watches import SSE_HEADERS, Watches
+from topics.gateway.http2.h2 import Tunnel
+from topics.gateway.http2.lane import ColdLane
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
+from topics.gateway.streams.sse import Definition, SseStream
 from topics.keys import parse_keys
 from topics.settings import Settings
 
@@ -363,7 +363,7 @@ class _Listener:
 
 def test_sockets_that_send_small_frames_are_heard_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came with the handshake, too: of all of them some bytes, then whatever else there is to do."""
-    monkeypatch.setattr("topics.gateway.cold._COSTLY_NS", -1)
+    monkeypatch.setattr("topics.gateway.http2.lane._COSTLY_NS", -1)
     lane = Gateway().lane
     heard: list[tuple[str, int]] = []
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
-from topics.gateway import large
-from topics.gateway.bodies import AppendIn, append_decoder, decode_json
+from topics.gateway.api.schemas import AppendIn, append_decoder, decode_json
 from topics.gateway.compression import Inflater
-from topics.gateway.large import DIRECT_BYTES, LargeBody, opened
+from topics.gateway.large import decoder
+from topics.gateway.large.decoder import DIRECT_BYTES, LargeBody, opened
 from topics.settings import Settings
 
 SETTINGS = Settings(max_batch_records=50, max_record_bytes=4_000)
@@ -56,8 +56,8 @@ def outcome(decode: Callable[[bytes], AppendIn], data: bytes) -> Any:
 @pytest.fixture(params=[1, 30, 200, 1 << 20])
 def slice_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Slices of a few bytes put every border everywhere."""
-    monkeypatch.setattr(large, "_SLICE_BYTES", request.param)
-    monkeypatch.setattr(large, "_INFLATE_BYTES", request.param)
+    monkeypatch.setattr(decoder, "_SLICE_BYTES", request.param)
+    monkeypatch.setattr(decoder, "_INFLATE_BYTES", request.param)
     return int(request.param)
 
 
@@ -132,8 +132,8 @@ def test_any_body_and_any_part_of_one(body: Any, spaced: bool, escaped: bool, cu
     )
     data = text.encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large, "_SLICE_BYTES", step)
-        patch.setattr(large, "_INFLATE_BYTES", step)
+        patch.setattr(decoder, "_SLICE_BYTES", step)
+        patch.setattr(decoder, "_INFLATE_BYTES", step)
         for part in (data, data[: cut % (len(data) + 1)]):
             expected = outcome(direct, part)
             assert outcome(lambda part: read(part, Settings()), part) == expected
@@ -197,7 +197,7 @@ def test_a_slice_is_small() -> None:
     while not body.step():
         steps += 1
     assert len(body.given.records) == 3_000
-    assert steps >= len(data) // (2 * large._SLICE_BYTES)
+    assert steps >= len(data) // (2 * decoder._SLICE_BYTES)
 
 
 @pytest.mark.parametrize("size", [1_000_000, 140_000])
@@ -295,7 +295,7 @@ def test_the_decoder_says_where_a_value_ends() -> None:
     for text, end in ((b'{"a":1},x', 7), (b"12 ,", 3), (b'"a":', 3), (b"[[]]]", 4), (b"true}", 4)):
         with pytest.raises(msgspec.DecodeError) as found:
             msgspec.json.decode(text, type=msgspec.Raw)
-        match = large._TRAILING.search(str(found.value))
+        match = decoder._TRAILING.search(str(found.value))
         assert match is not None
         assert int(match[1]) - 1 == end
     with pytest.raises(msgspec.DecodeError, match="truncated"):

@@ -12,10 +12,10 @@ import pytest
 from delivery import Gateway, House, Pipe
 
 from topics import limits
+from topics.gateway.api.routes import Route
+from topics.gateway.api.types import Request, Response
 from topics.gateway.compression import Deflater
-from topics.gateway.exchange import Request, Response
-from topics.gateway.large_answer import is_large
-from topics.gateway.routes import Route
+from topics.gateway.large.answer import is_large
 
 SLICE = limits.GZIP_SLICE_BYTES
 HEALTH = b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -10,8 +10,8 @@ from typing import Any
 import trio
 import trio.testing
 
-from topics.gateway.latelane import LOAD_AFTER_S, LateLane
-from topics.gateway.places import Places
+from topics.gateway.admission.places import Places
+from topics.gateway.http2.lane_loader import LOAD_AFTER_S, LateLane
 
 
 class Lane:

@@ -19,7 +19,7 @@ from leasebook import Written, check_books, leases_of, replayed, row, rows, seen
 from model import examples, seeds
 
 from topics.errors import CorruptData
-from topics.queue.leases import Leases, State
+from topics.queue.lease_table import Leases, State
 from topics.storage.config import owner_of_id
 from topics.storage.leases import (
     EventName,

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 from leasebook import HELD, HIDDEN, Written, check_books, replayed
 from model import EXHAUSTIVE, examples
 
-from topics.queue.division import evenly, in_order, remainder
-from topics.queue.leases import Lease, Leases, State
+from topics.queue.fair_share import evenly, in_order, remainder
+from topics.queue.lease_table import Lease, Leases, State
 
 NODES = st.sampled_from(["a", "b"])
 WAITS = st.sampled_from([0, 1, 2, 5, 10, 40])

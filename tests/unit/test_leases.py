@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from leasebook import CLAIMABLE, check_books, row, rows, states
 from model import examples
 
-from topics.queue.leases import TRANSITIONS, Event, Lease, Leases, State
+from topics.queue.lease_table import TRANSITIONS, Event, Lease, Leases, State
 from topics.storage.leases import JobState, LeaseEvent
 
 LEASED, EXPIRED, FREE = State.LEASED, State.EXPIRED, State.FREE

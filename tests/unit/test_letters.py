@@ -15,7 +15,7 @@ from queueplay import House, run
 
 from topics import limits
 from topics.actors.messages import Op
-from topics.queue.letters import stamped
+from topics.queue.dead_letters import stamped
 from topics.shm.counters import Word
 from topics.storage.config import TopicConfig, owner_of_name
 

@@ -37,12 +37,12 @@ from routerplay import Play, run
 
 from topics.actors import messages
 from topics.errors import ApiError
-from topics.gateway.exchange import Gather, Outcome, Request, Response
-from topics.gateway.guard import Guard
-from topics.gateway.handlers import Handlers
-from topics.gateway.head import Head, Heads
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.types import Gather, Outcome, Request, Response
+from topics.gateway.auth import Guard
+from topics.gateway.http1.head import Head, Heads
 from topics.gateway.origins import Origins
-from topics.gateway.routes import Routes
 from topics.keys import HIDDEN, Key, digest_of, parse_keys
 from topics.settings import Settings
 from topics.shm.counters import Board

@@ -12,8 +12,8 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Request, Response, error_response
-from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.api.types import Call, Gather, GatherSink, Outcome, Request, Response, error_response
+from topics.gateway.metrics.page import MetricsHandlers
 from topics.keys import Key, Scope
 from topics.shm.counters import Board, State, Word
 from topics.storage.config import TopicConfig

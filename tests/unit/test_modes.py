@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from folderplay import write_manifest
 from model import Record, Shard
 
-from topics.actors import datadir
+from topics.actors.startup import datadir_lock
 from topics.backup.create import create
 from topics.backup.repository import Repository
 from topics.backup.restore import restore
-from topics.cli.export import export
-from topics.cli.snapshot import make
-from topics.cli.snapshotlinks import begin_links, new_links
+from topics.cli.client.export import export
+from topics.cli.datadir.snapshot import make
 from topics.storage.manifest import Manifest
+from topics.tools.snapshot_links import begin_links, new_links
 
 FOLDERS = [(0o700, 0o700, 0o600), (0o750, 0o750, 0o640), (0o755, 0o750, 0o640)]
 
@@ -104,7 +104,7 @@ def test_a_link_in_the_way_is_not_written_through(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     (tmp_path / "new").symlink_to(precious)
-    with datadir.new_file(str(tmp_path / "new")) as file:
+    with datadir_lock.new_file(str(tmp_path / "new")) as file:
         file.write(b"written")
     assert precious.read_text() == "kept"
     assert (tmp_path / "new").read_text() == "written"
@@ -115,11 +115,11 @@ def test_the_manifest_and_folders_on_the_way(tmp_path: Path, monkeypatch: pytest
     tmp_path.chmod(0o700)
     before = os.umask(0)
     try:
-        datadir.new_folders("a/b/c")
-        datadir.new_folders("a/b/c/")
-        datadir.write_manifest("a", Manifest(format=1, layout=1, shards=1))
+        datadir_lock.new_folders("a/b/c")
+        datadir_lock.new_folders("a/b/c/")
+        datadir_lock.write_manifest("a", Manifest(format=1, layout=1, shards=1))
     finally:
         os.umask(before)
     assert modes(tmp_path) == ({0o700}, {0o600})
     with pytest.raises(FileExistsError):
-        datadir.new_folders("a/topics.json")
+        datadir_lock.new_folders("a/topics.json")

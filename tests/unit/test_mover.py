@@ -16,7 +16,7 @@ from topics.errors import DiskFull
 from topics.storage.config import TopicConfig
 from topics.storage.paths import shard_dir
 from topics.storage.snapshot import decode_snapshot, decode_topic
-from topics.walshard.disk import Disk
+from topics.walshard.log.disk import Disk
 
 
 @pytest.fixture(autouse=True)

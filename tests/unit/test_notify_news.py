@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.actors.notify import EXTEND_US, Address, Bulletin, Phase, ServiceManager
+from topics.actors.supervisor.sd_notify import EXTEND_US, Address, Bulletin, Phase, ServiceManager
 from topics.errors import StartRefused
 from topics.shm.counters import ROW_BYTES, Row, State, Word
 

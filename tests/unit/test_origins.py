@@ -9,9 +9,9 @@ import pytest
 from parts import metrics, queues, routers, watches
 
 from topics.errors import ApiError
-from topics.gateway.handlers import Handlers
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
 from topics.gateway.origins import Kind, Origins, Page, Visit, accepts_events, check_events, kind_of
-from topics.gateway.routes import Routes
 from topics.keys import parse_keys
 from topics.settings import Settings
 from topics.shm.counters import Board

@@ -20,8 +20,8 @@ from test_tails import Follower, Stage, records, seqs
 from topics import limits
 from topics.actors.messages import FollowHead, Op
 from topics.storage.config import TopicConfig
-from topics.walshard import commit as commit_module
-from topics.walshard.space import FreeSpace
+from topics.walshard.log import commit as commit_module
+from topics.walshard.log.disk_space import FreeSpace
 
 MS = 1_000_000
 LOW, HIGH = TopicConfig(priority=-1_000), TopicConfig(priority=1_000)

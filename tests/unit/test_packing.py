@@ -10,9 +10,10 @@ from model import examples
 
 from topics import limits
 from topics.errors import ApiError
-from topics.gateway import bodies, packing
-from topics.gateway.bodies import AppendIn
-from topics.gateway.packing import Packing
+from topics.gateway.api import schemas
+from topics.gateway.api.schemas import AppendIn
+from topics.gateway.large import packing
+from topics.gateway.large.packing import Packing
 from topics.settings import Settings
 
 SETTINGS = Settings(max_record_bytes=5_000, max_meta_bytes=500)
@@ -32,7 +33,7 @@ RECORDS = st.lists(
 
 
 def given_of(value: object) -> AppendIn:
-    return bodies.decode_json(bodies.append_decoder, msgspec.json.encode(value))
+    return schemas.decode_json(schemas.append_decoder, msgspec.json.encode(value))
 
 
 def packed(given_in: AppendIn, *, key: str | None = None) -> Packing:
@@ -53,7 +54,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_bytes_as_a_small_append(records: list[dict[str, object]], node: str | None) -> None:
     value = {"records": records, "node": node, "idempotency_key": "k", "config": {"ttl_ms": 5}}
     size = len(msgspec.json.encode(value))
-    head, body = bodies.resolve_append(given_of(value), "t", SETTINGS, key=None, size=size)
+    head, body = schemas.resolve_append(given_of(value), "t", SETTINGS, key=None, size=size)
     made = packed(given_of(value))
     assert made.head == head
     assert b"".join(made.pieces) == body
@@ -77,7 +78,7 @@ REFUSED: dict[str, dict[str, object]] = {
 def test_the_same_refusals_as_of_a_small_append(why: str) -> None:
     value = REFUSED[why]
     with pytest.raises(ApiError) as small:
-        bodies.resolve_append(given_of(value), "t", SETTINGS, key=None, size=10_000)
+        schemas.resolve_append(given_of(value), "t", SETTINGS, key=None, size=10_000)
     with pytest.raises(ApiError) as large:
         packed(given_of(value))
     assert (large.value.code, large.value.message, large.value.detail) == (

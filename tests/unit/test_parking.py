@@ -12,8 +12,8 @@ from model import examples
 
 from topics import limits
 from topics.actors.messages import Op
-from topics.gateway.exchange import Call
-from topics.gateway.parking import Parking
+from topics.gateway.admission.parking import Parking
+from topics.gateway.api.types import Call
 
 MS = 1_000_000
 PARK_NS = limits.PARK_MS * MS

@@ -15,14 +15,14 @@ from delivery import House, Pipe, parse_answer
 from parts import metrics, queues, routers
 
 from topics import limits
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
+from topics.gateway.api.watch import Watches
+from topics.gateway.auth import Guard
 from topics.gateway.calls import Calls
-from topics.gateway.cold import ColdLane
-from topics.gateway.feeds import Feeds
-from topics.gateway.guard import Guard
-from topics.gateway.handlers import Handlers
-from topics.gateway.routes import Routes
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.http2.lane import ColdLane
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.keys import parse_keys
 from topics.settings import Settings
 from topics.shm.counters import Board

@@ -11,10 +11,10 @@ import pytest
 
 from topics import limits
 from topics.errors import ApiError
-from topics.gateway.chunks import ChunkDecoder
-from topics.gateway.connection import Connection
-from topics.gateway.head import Head
-from topics.gateway.patience import Patience, Verdict
+from topics.gateway.http1.chunks import ChunkDecoder
+from topics.gateway.http1.connection import Connection
+from topics.gateway.http1.head import Head
+from topics.gateway.http1.timeouts import Patience, Verdict
 from topics.settings import Settings
 
 HEAD_MS, BODY_MS, IDLE_MS, RATE = 1_000, 2_000, 3_000, 100

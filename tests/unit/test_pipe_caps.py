@@ -14,7 +14,7 @@ from test_engine_faults import FaultyDisk
 from topics import limits
 from topics.errors import ApiError
 from topics.storage.config import TopicConfig
-from topics.walshard.copies import logged_sizes
+from topics.walshard.forwards.copies import logged_sizes
 
 SIZES = [10, 90, 10, 90, 10, 10, 90, 10, 10, 10]
 
@@ -260,7 +260,7 @@ def test_lines_of_an_earlier_program_make_no_cap_take_too_much(
     shard: PipeShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They don't say how large each copy is: a start takes nothing by a guess."""
-    monkeypatch.setattr("topics.walshard.commit.logged_sizes", lambda config, body, count: [])
+    monkeypatch.setattr("topics.walshard.log.commit.logged_sizes", lambda config, body, count: [])
     shard.put("d", TopicConfig(cap_bytes=350))
     for record in uneven():
         shard.append("s", [record])

@@ -19,7 +19,7 @@ from topics.actors.messages import Op
 from topics.errors import ApiError, DiskFull
 from topics.storage.config import Durability, TopicConfig
 from topics.storage.snapshot import decode_topic, encode_topic
-from topics.walshard.commit import storage_full
+from topics.walshard.log.commit import storage_full
 
 SEEN = 3
 

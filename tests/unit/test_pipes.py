@@ -19,11 +19,11 @@ from topics.actors import messages
 from topics.actors.messages import Op
 from topics.storage.config import TopicConfig
 from topics.storage.control import PipeFrame
-from topics.walshard import pipes as pipes_module
-from topics.walshard import topic as topic_module
-from topics.walshard.commit import Commit
-from topics.walshard.copies import Pipe
-from topics.walshard.topic import Topic, Totals
+from topics.walshard.forwards import pipes as pipes_module
+from topics.walshard.forwards.copies import Pipe
+from topics.walshard.log.commit import Commit
+from topics.walshard.topic import topic as topic_module
+from topics.walshard.topic.topic import Topic, Totals
 
 
 @pytest.fixture(autouse=True)

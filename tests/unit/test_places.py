@@ -17,9 +17,9 @@ from delivery import Answer, House, Pipe, parse_answer
 
 from topics import limits
 from topics.actors.log import Log
-from topics.gateway.door import Door
-from topics.gateway.hot import H2_PREFACE
-from topics.gateway.places import Places, peer_of
+from topics.gateway.admission.places import Places, peer_of
+from topics.gateway.http1.door import Door
+from topics.gateway.http1.server import H2_PREFACE
 from topics.settings import Settings
 
 APPEND = (
@@ -317,7 +317,7 @@ def test_with_nothing_to_give_up_it_waits_for_the_next_sweep(tmp_path: Path) -> 
 
 
 def test_places_leave_room_for_guests_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.gateway.door._count_open_files", lambda: 50)
+    monkeypatch.setattr("topics.gateway.http1.door._count_open_files", lambda: 50)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (200, 200))
     scene = Scene(tmp_path, max_connections=1_000)
     assert scene.lane.guests.places.most == 200 - 50 - limits.GUESTS - limits.SPARE_FILES

@@ -9,7 +9,7 @@ import pytest
 from topics import limits
 from topics.actors.governor import Governor, Level
 from topics.errors import ApiError
-from topics.gateway.pressure import Pressure, under_pressure
+from topics.gateway.admission.pressure import Pressure, under_pressure
 from topics.shm.counters import Board, Row, Word
 
 SHARDS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.storage.config import TopicConfig
-from topics.walshard.priority import effective_priority
+from topics.walshard.topic.priority import effective_priority
 
 NOW = 1_700_000_000_000
 AUTO = TopicConfig()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from topics import limits
-from topics.actors.children import Child
-from topics.actors.heartbeat import Vitals
 from topics.actors.log import Log
-from topics.actors.process import ChildProcess, ProcessSpec
-from topics.actors.pulse import Pulse
-from topics.actors.restarts import ChildLife, Event, Life
+from topics.actors.supervisor.heartbeat import Vitals
+from topics.actors.supervisor.process import ChildProcess, ProcessSpec
+from topics.actors.supervisor.process_table import Child
+from topics.actors.supervisor.pulse import Pulse
+from topics.actors.supervisor.restarts import ChildLife, Event, Life
 from topics.shm.counters import Board, Word
 
 

@@ -28,7 +28,7 @@ from queueplay import Claimed, Gateway, House, Job, Said, Sink, Worker, run
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.queue.leases import State
+from topics.queue.lease_table import State
 from topics.storage.config import TopicConfig
 
 QUEUE = "jobs"

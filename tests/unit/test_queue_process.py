@@ -20,7 +20,7 @@ from test_unreadable import flip
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.queue import process as queue_process
+from topics.queue import coordinator as queue_process
 from topics.shm.counters import State, Word
 from topics.storage.config import TopicConfig
 from topics.storage.leases import log_name

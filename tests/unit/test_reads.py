@@ -13,9 +13,9 @@ from model import Record, Shard, error_of, examples
 
 from topics.actors import messages
 from topics.actors.messages import Diff, Op, Piece, Read
-from topics.gateway.frames import Batch
+from topics.gateway.streams.frames import Batch
 from topics.storage.config import TopicConfig
-from topics.walshard import reads
+from topics.walshard.topic import reads
 
 
 @pytest.fixture

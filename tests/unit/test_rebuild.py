@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from model import examples
 
 from topics.storage.columns import Columns, pack
-from topics.walshard.copies import copy_ids
-from topics.walshard.rebuild import Filled, Rebuild, Unfilled
-from topics.walshard.rows import Row
+from topics.walshard.forwards.copies import copy_ids
+from topics.walshard.forwards.rebuild import Filled, Rebuild, Unfilled
+from topics.walshard.topic.index import Row
 
 
 def unfilled(first: int, sources: list[tuple[int, int]], at: int) -> Unfilled:

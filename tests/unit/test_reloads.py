@@ -10,10 +10,10 @@ import trio
 import trio.testing
 
 from topics.actors.log import Log
-from topics.actors.notify import Bulletin, Informer
-from topics.actors.orders import KeysRead, Order, Outcome
-from topics.actors.reload import Reload
-from topics.actors.reloads import Reloads, unheard
+from topics.actors.supervisor.admin_socket import KeysRead, Order, Outcome
+from topics.actors.supervisor.reload_requests import Reloads, unheard
+from topics.actors.supervisor.rolling_restart import Reload
+from topics.actors.supervisor.sd_notify import Bulletin, Informer
 from topics.errors import SettingsError
 
 

@@ -22,7 +22,7 @@ from topics.errors import DiskFull
 from topics.storage.columns import pack
 from topics.storage.config import TopicConfig
 from topics.storage.leases import CHECKPOINT_TAG, log_name
-from topics.walshard.relocator import surplus
+from topics.walshard.tiering.relocator import surplus
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from model import Record, batch_of, examples
 
 from topics.storage.columns import Columns, coalesce
-from topics.walshard.render import Rendered, default, render
-from topics.walshard.rows import Row
+from topics.walshard.topic.index import Row
+from topics.walshard.topic.render import Rendered, default, render
 
 VALUES = st.sampled_from(
     [b"null", b"1.50", b'{"b" : 1,"a":[ ]}', '"é😀"'.encode(), b'"\\u00e9,}"', b'"' + b"x" * 300 + b'"']

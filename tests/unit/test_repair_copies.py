@@ -12,11 +12,11 @@ from model import Record
 from pipeshard import Forwarder, PipeShard, numbers
 
 from topics import limits
-from topics.cli.repair import _repair
+from topics.cli.datadir.repair import _repair
+from topics.datadir.fsck.verify import verify
+from topics.datadir.log import _boot_id
+from topics.datadir.repair.plan import Loss
 from topics.errors import CorruptData
-from topics.folder.log import _boot_id
-from topics.folder.mending import Loss
-from topics.folder.verify import verify
 from topics.storage.config import TopicConfig
 
 LARGE = [Record(b'"%s"' % (b"x" * 3_000))]

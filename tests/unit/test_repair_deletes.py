@@ -10,10 +10,10 @@ from mended import records
 from model import Record, Shard
 
 from topics import limits
-from topics.cli.repair import Report, _repair
-from topics.folder.log import _boot_id
-from topics.folder.mending import Loss
-from topics.folder.verify import verify
+from topics.cli.datadir.repair import Report, _repair
+from topics.datadir.fsck.verify import verify
+from topics.datadir.log import _boot_id
+from topics.datadir.repair.plan import Loss
 from topics.storage.config import Durability, TopicConfig
 
 SIZE = 40

@@ -14,13 +14,13 @@ from model import Shard
 from onlooker import contents
 
 from topics import limits
-from topics.cli.repair import Report, _repair
+from topics.cli.datadir.repair import Report, _repair
+from topics.datadir.fsck.verify import verify
+from topics.datadir.log import _boot_id
+from topics.datadir.ranges import both, joined, minus, total
+from topics.datadir.repair import plan as plans
+from topics.datadir.view.folder import Folder
 from topics.errors import TopicsError
-from topics.folder import mending
-from topics.folder.log import _boot_id
-from topics.folder.ranges import both, joined, minus, total
-from topics.folder.verify import verify
-from topics.folder.view import Folder
 from topics.storage.config import TopicConfig
 from topics.storage.format import FrameType
 from topics.storage.frames import Frame
@@ -347,13 +347,13 @@ def test_a_cold_tier_that_is_not_mounted_is_not_lost(mine: Path, tmp_path: Path)
     for more in ({}, {"cold_id": "c1"}):
         write_manifest(mine, cold=str(cold), **more)
         with pytest.raises(TopicsError, match=r"the cold tier .* is not there .*: mount its disk"):
-            mending.plan(str(mine), now_ms=0)
+            plans.plan(str(mine), now_ms=0)
         cold.mkdir(exist_ok=True)
     (cold / "cold.json").write_text('{"id":"another"}')
     with pytest.raises(TopicsError, match=r"the cold tier .* is not there"):
-        mending.plan(str(mine), now_ms=0)
+        plans.plan(str(mine), now_ms=0)
     (cold / "cold.json").write_text('{"id":"c1"}')
-    assert not mending.plan(str(mine), now_ms=0).losses
+    assert not plans.plan(str(mine), now_ms=0).losses
 
 
 def test_routers_are_lost_aloud(whole: Path, mine: Path) -> None:
@@ -382,11 +382,11 @@ def test_a_file_of_somebody_else_stays(mine: Path) -> None:
 
 
 def test_a_plan_covers_what_belongs_together() -> None:
-    plan = mending.Plan(steps=[mending.Step(file="topics/0/1.idx", what=""), mending.Step(file="wal/s/a", what="")])
+    plan = plans.Plan(steps=[plans.Step(file="topics/0/1.idx", what=""), plans.Step(file="wal/s/a", what="")])
     for file in ("topics/0/1.idx", "topics/0/1.data", "wal/s/b", "wal/s"):
-        assert mending.covers(plan, file)
+        assert plans.covers(plan, file)
     for file in ("topics/0/2.data", "wal/t/a", "routers"):
-        assert not mending.covers(plan, file)
+        assert not plans.covers(plan, file)
 
 
 # --- ranges ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_pipeline.reports import canvas, charts
+from spark_pipeline.reports.page import canvas, charts
 from spark_pipeline.reports.report import Chart, Series
 
 HOUR_MS = 3_600_000

@@ -13,8 +13,8 @@ pytest.importorskip("jinja2")
 
 from reportsample import EVIL, NOW_MS, outcome
 
-from spark_pipeline.reports import page
 from spark_pipeline.reports.outcome import Outcome
+from spark_pipeline.reports.page import page
 from spark_pipeline.reports.report import Kind, Result
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -16,7 +16,7 @@ from topics.actors.messages import Op, PutTopic
 from topics.storage.config import TopicConfig
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, decode_wal_header, scan
-from topics.walshard.reserve import Reserve
+from topics.walshard.topic.reserve import Reserve
 
 LEAST, WINDOW_MS, QUIET_MS = limits.SEQ_RESERVE, limits.SEQ_RESERVE_MS, limits.SEQ_RESERVE_QUIET_MS
 OTHER_BOOT = bytes(16)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from topics import limits
-from topics.actors.restarts import (
+from topics.actors.supervisor.restarts import (
     ALIVE,
     FOR_EVER,
     HEALTHY_S,

@@ -10,7 +10,7 @@ import pytest
 from delivery import UPGRADE, House, SseClient, WsClient, open_request, parse_answer, send, watch_request
 from model import Record
 
-from topics.gateway.large import DIRECT_BYTES
+from topics.gateway.large.decoder import DIRECT_BYTES
 from topics.keys import Key, parse_keys, renumbered
 
 KEYS = "one:rw:t name=first expires=2027-01-01T00:00:00Z\ntwo:rw"

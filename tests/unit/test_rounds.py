@@ -1,4 +1,4 @@
-"""A round of the hot lane ends in time: what is left comes first in the next one, and nothing is lost."""
+"""A round of the HTTP/1 lane ends in time: what is left comes first in the next one, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from delivery import House, Pipe, WsClient
 from websockets.frames import Frame, Opcode
 
-from topics.gateway.exchange import Request, Response, Sink, Wait
-from topics.gateway.routes import Route
+from topics.gateway.api.routes import Route
+from topics.gateway.api.types import Request, Response, Sink, Wait
 
 TURN_BYTES = 2_048
 HEALTH = b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -43,7 +43,7 @@ def test_requests_behind_answers_obey_the_round_too(tmp_path: Path, monkeypatch:
     pipe = Pipe()
     pipe.inbox += HEALTH * 200
     gateway.adopt(pipe)
-    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    monkeypatch.setattr("topics.gateway.http1.server._TAKE_NS", 0)
     rounds = 0
     while (answered := pipe.took.count(b"HTTP/1.1 200")) < 200:
         gateway.round()
@@ -85,7 +85,7 @@ def test_what_follows_a_scrape_waits_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("early", [False, True], ids=["later", "with the handshake"])
 def test_frames_of_a_socket_obey_the_round_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
     """Thousands of fragments without content fit into one receive: others are served between some and some more."""
-    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    monkeypatch.setattr("topics.gateway.http1.server._TAKE_NS", 0)
     house = House(tmp_path)
     [gateway] = house.gateways
     parts = [
@@ -122,7 +122,7 @@ def test_frames_of_a_socket_obey_the_round_too(tmp_path: Path, monkeypatch: pyte
 
 
 def test_frames_behind_the_end_of_a_socket_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    monkeypatch.setattr("topics.gateway.http1.server._TAKE_NS", 0)
     house = House(tmp_path)
     [gateway] = house.gateways
     client = WsClient(gateway)
@@ -140,7 +140,7 @@ def test_what_a_socket_is_told_in_the_round_of_its_end_goes_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last frames had to wait for the next round, and its end is there by then."""
-    monkeypatch.setattr("topics.gateway.hot._TAKE_NS", 0)
+    monkeypatch.setattr("topics.gateway.http1.server._TAKE_NS", 0)
     house = House(tmp_path)
     client = WsClient(house.gateways[0])
     house.settle()

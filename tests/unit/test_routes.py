@@ -4,8 +4,8 @@ import pytest
 from parts import metrics, queues, routers, watches
 
 from topics.errors import ApiError
-from topics.gateway.handlers import Handlers
-from topics.gateway.routes import Routes
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers
 from topics.settings import Settings
 from topics.shm.counters import Board
 from topics.storage.config import owner_of_name

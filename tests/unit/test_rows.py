@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model import examples
 
 from topics.storage.format import DELETED
-from topics.walshard.rows import Row, RowList
+from topics.walshard.topic.index import Row, RowList
 
 
 def row(first: int, count: int) -> Row:

@@ -12,11 +12,11 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.errors import ApiError
-from topics.gateway.answers import Answers
+from topics.gateway.api.types import Request, Response, Wait
 from topics.gateway.calls import Calls
-from topics.gateway.exchange import Request, Response, Wait
-from topics.gateway.metrics import MetricsHandlers
-from topics.gateway.scrapes import Scrapes
+from topics.gateway.http1.response import Answers
+from topics.gateway.metrics.page import MetricsHandlers
+from topics.gateway.metrics.scrapes import Scrapes
 from topics.keys import Key, Scope
 from topics.shm.counters import Board, Word
 
@@ -232,7 +232,7 @@ def test_an_answer_for_many_is_compressed_once(monkeypatch: pytest.MonkeyPatch) 
         packed.append(body)
         return b"small"
 
-    monkeypatch.setattr("topics.gateway.answers.gzip", pack)
+    monkeypatch.setattr("topics.gateway.http1.response.gzip", pack)
     response, answers = Response(200, b"x" * limits.GZIP_MIN_BYTES, tail=b"y"), Answers()
     answers.tick()
     sent = {answers.encode(response, keep_alive=True, gzipped=True, bodiless=False, id=1) for _ in range(3)}

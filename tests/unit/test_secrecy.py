@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from topics.actors.secrecy import HANDOVER, SECRETS, conceal
+from topics.actors.startup.secrecy import HANDOVER, SECRETS, conceal
 from topics.errors import StartRefused
 
 SECRET = "Zq9unit-0af1,other:read"

@@ -211,7 +211,7 @@ TAGS = st.text(st.sampled_from("abAB:*é😀\x7f~"), max_size=4)
 
 
 def find(data: bytes, tag: str, *, prefix: bool) -> tuple[list[int], int]:
-    """Seqs found and pages read, as walshard/segments.py does it."""
+    """Seqs found and pages read, as walshard/segments/segments.py does it."""
     index = opened(data)
     places = index.pages_for_prefix(tag) if prefix else index.pages_for_tag(tag)
     found: list[int] = []

@@ -15,9 +15,9 @@ from topics import limits
 from topics.errors import DiskFull
 from topics.storage.config import TopicConfig, owner_of_name
 from topics.walshard import process
-from topics.walshard.copies import Copies
-from topics.walshard.mover import Mover
-from topics.walshard.topic import Topic
+from topics.walshard.forwards.copies import Copies
+from topics.walshard.segments.checkpointer import Mover
+from topics.walshard.topic.topic import Topic
 
 FILE_BYTES = 65_536
 DIRECT = [Record(b'"%d%s"' % (number, b"x" * 20_000)) for number in range(8)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.gateway.slices import Job, Slices
+from topics.gateway.large.slices import Job, Slices
 
 
 class Work:

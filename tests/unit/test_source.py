@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from topics.actors import messages
-from topics.actors.asks import Unavailable
 from topics.actors.messages import Op
+from topics.actors.rpc import Unavailable
 from topics.router.source import Source
 
 

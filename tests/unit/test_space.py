@@ -13,7 +13,7 @@ from model import examples
 
 from topics import limits
 from topics.errors import ApiError
-from topics.walshard.space import FreeSpace
+from topics.walshard.log.disk_space import FreeSpace
 
 MARK = 1_000_000
 LIFTS = 1_050_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_pipeline.stream import Offsets, admitted, forward, losses, losses_between
-from topics.folder.topic import Topic
+from topics.datadir.view.topic import Topic
 from topics.storage.config import TopicConfig
 
 

@@ -22,8 +22,8 @@ from spark_pipeline.plan import (
     slices,
     starting_seq,
 )
-from topics.folder.batch import Batch
-from topics.folder.topic import Topic
+from topics.datadir.batch import Batch
+from topics.datadir.view.topic import Topic
 from topics.storage.config import TopicConfig
 from topics.storage.format import DELETED
 

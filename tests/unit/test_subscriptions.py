@@ -14,10 +14,9 @@ from model import error_of, examples
 from topics import limits
 from topics.actors import messages
 from topics.errors import ApiError
-from topics.gateway import positions
-from topics.gateway.exchange import Gather, Response
-from topics.gateway.frames import composite, prefixes
-from topics.gateway.subscriptions import (
+from topics.gateway.api import positions
+from topics.gateway.api.types import Gather, Response
+from topics.gateway.api.watch_schemas import (
     Ping,
     Publish,
     Start,
@@ -28,6 +27,7 @@ from topics.gateway.subscriptions import (
     decode_watch,
     request_id_of,
 )
+from topics.gateway.streams.frames import composite, prefixes
 from topics.settings import Settings
 from topics.storage.columns import Columns
 from topics.storage.config import owner_of_name

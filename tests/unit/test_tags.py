@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from topics.walshard.tags import TagIndex
+from topics.walshard.topic.tags import TagIndex
 
 TAGS = st.text(st.sampled_from("ab:*é😀~"), max_size=4)
 STEPS = st.lists(

@@ -13,7 +13,8 @@ from test_relocator import fill, forget_log, run_inline, seqs, settings
 
 from topics import limits
 from topics.cli.main import main
-from topics.walshard import disk, mover, segments
+from topics.walshard.log import disk
+from topics.walshard.segments import checkpointer, segments
 
 # in the order in which they come
 POINTS = ["copied", "relocate", "relocated", "snapshot", "leave", "left"]
@@ -55,7 +56,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, wanted: str, times: int) -> None:
         if name == wanted and left == 0:
             raise Killed
 
-    for module in (disk, mover, segments):
+    for module in (disk, checkpointer, segments):
         monkeypatch.setattr(module, "kill_point", kill_point)
 
 

@@ -12,7 +12,7 @@ from model import Record, Shard, examples
 
 from topics.storage.config import TopicConfig
 from topics.storage.snapshot import decode_topic
-from topics.walshard.topic import Topic
+from topics.walshard.topic.topic import Topic
 
 
 def records(count: int, **more: Any) -> list[Record]:

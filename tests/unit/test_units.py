@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from topics import limits
-from topics.cli.install_service import PLACES, PROGRAM, install_service, sources
+from topics.cli.server.install_service import PLACES, PROGRAM, install_service, sources
 from topics.settings import CREDENTIAL, load
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

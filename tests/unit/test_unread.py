@@ -10,9 +10,9 @@ from trio.testing import trio_test, wait_all_tasks_blocked
 
 from topics import limits
 from topics.errors import ApiError
-from topics.gateway.budget import Budget
-from topics.gateway.h2 import Holds
-from topics.gateway.unread import Unread
+from topics.gateway.admission.budget import Budget
+from topics.gateway.http2.h2 import Holds
+from topics.gateway.http2.unread import Unread
 
 KIB, MIB = limits.KIB, limits.MIB
 FULL = limits.UNREAD_BYTES

@@ -18,9 +18,9 @@ import pytest
 from figures import DAMAGES
 from mended import frames_of
 
-from topics.folder import checking
-from topics.folder import verify as proving
-from topics.folder.verify import Verdict
+from topics.datadir.fsck import checking
+from topics.datadir.fsck import verify as proving
+from topics.datadir.fsck.verify import Verdict
 from topics.storage.format import CHECKSUM, FRAME_HEADER, FrameType
 from topics.storage.frames import Frame, decode_wal_header, encode_frame
 from topics.storage.manifest import Manifest, decode_manifest, encode_manifest

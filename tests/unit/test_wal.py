@@ -12,8 +12,8 @@ from topics import limits
 from topics.errors import CorruptData, DiskFull
 from topics.storage.format import FILE_HEADER_BYTES, FrameType
 from topics.storage.frames import Frame, decode_wal_header, scan
-from topics.walshard.rows import Row
-from topics.walshard.wal import Wal, WalFile
+from topics.walshard.log.wal import Wal, WalFile
+from topics.walshard.topic.index import Row
 
 
 class CountingDisk(QuickDisk):

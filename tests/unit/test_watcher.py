@@ -13,9 +13,9 @@ from topics.actors import messages
 from topics.actors.messages import Following, Gap, Op, Piece, TopicGone
 from topics.errors import ApiError, topic_not_found
 from topics.gateway.calls import Calls
-from topics.gateway.feeds import Feeds, Options
-from topics.gateway.frames import Batch
-from topics.gateway.watcher import Cursor, State, Watcher
+from topics.gateway.streams.feeds import Feeds, Options
+from topics.gateway.streams.frames import Batch
+from topics.gateway.streams.watcher import Cursor, State, Watcher
 
 OPTIONS = Options(100, 10_000, False, True, True)
 BACKLOG = 1_000

@@ -26,8 +26,8 @@ from delivery import (
 from model import Record, error_of
 
 from topics import limits
-from topics.gateway import connection as connection_module
-from topics.gateway.frames import composite, prefixes
+from topics.gateway.http1 import connection as connection_module
+from topics.gateway.streams.frames import composite, prefixes
 from topics.storage.config import TopicConfig, owner_of_name
 
 BACKLOG = 4_000

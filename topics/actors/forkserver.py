@@ -13,7 +13,7 @@ forked twice: its parent ends at once, and the kernel gives the child to the sup
 supervisor is every child's parent: it reaps the child, and its death ends the child. A role that can't be imported here
 is left to the child, which says why. Who could change this process would change every child that comes from it: it is
 not dumpable, so others of the same user can't. A child is, until it has read its settings: the supervisor looks at it
-while it is just born (vitals.py).
+while it is just born (supervisor/vitals.py).
 
 Crash: children go on; the supervisor starts another fork server when it next needs a child. The supervisor's death ends
 this process (the kernel kills it, and end-of-file ends it too).

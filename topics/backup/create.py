@@ -18,8 +18,8 @@ from topics.backup.catalog import FORMAT, Backup, Entry, Summary, encode_flags
 from topics.backup.moment import Moment
 from topics.backup.repository import Begun, Done, Part, Put, Repository
 from topics.backup.source import Source, sources
+from topics.datadir.files import Superseded
 from topics.errors import TopicsError
-from topics.folder.files import Superseded
 
 Progress = Callable[[str, int, int], None]  # (file, bytes done, bytes in all)
 _ROUNDS = 20

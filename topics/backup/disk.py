@@ -1,6 +1,6 @@
 """The only place of this room that writes. Whatever gets its final name is whole and synced by then.
 
-Kill points as in walshard/disk.py, and two more: `made` (a folder is there) and `unlinked`.
+Kill points as in walshard/log/disk.py, and two more: `made` (a folder is there) and `unlinked`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from topics.actors.datadir import file_mode, new_folders
+from topics.actors.startup.datadir_lock import file_mode, new_folders
 from topics.errors import DiskFull
-from topics.walshard.disk import Disk, kill_point
+from topics.walshard.log.disk import Disk, kill_point
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -29,13 +29,13 @@ from types import TracebackType
 import msgspec
 
 from topics.backup.catalog import Run
+from topics.datadir.batch import Batch
+from topics.datadir.files import Superseded
+from topics.datadir.log import WalFile, same_boot
+from topics.datadir.view.folder import Folder
+from topics.datadir.view.shard import Shard
+from topics.datadir.view.topic import Topic
 from topics.errors import TopicsError
-from topics.folder.batch import Batch
-from topics.folder.files import Superseded
-from topics.folder.log import WalFile, same_boot
-from topics.folder.shard import Shard
-from topics.folder.topic import Topic
-from topics.folder.view import Folder
 from topics.storage.format import CHECKSUM, DELETED, FILE_HEADER_BYTES
 from topics.storage.frames import scan
 from topics.storage.manifest import Manifest

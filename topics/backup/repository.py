@@ -22,11 +22,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from topics.actors.datadir import file_mode
+from topics.actors.startup.datadir_lock import file_mode
 from topics.backup.catalog import FORMAT, NAME, NAME_RULE, Backup, Summary, decode_backup, decode_summary, encode_backup
 from topics.backup.disk import BackupDisk
+from topics.datadir.files import reading
 from topics.errors import CorruptData, FormatError, TopicsError
-from topics.folder.files import reading
 
 MARK = "repository.json"
 LOCK = "LOCK"

@@ -17,7 +17,7 @@ from itertools import chain
 import msgspec
 
 from topics import __version__
-from topics.actors.datadir import DataDir, LockInfo, read_lock_info, write_manifest
+from topics.actors.startup.datadir_lock import DataDir, LockInfo, read_lock_info, write_manifest
 from topics.backup.catalog import Backup, Entry, Summary, decode_flags, encode_backup
 from topics.backup.disk import BackupDisk
 from topics.backup.division import Old, divide
@@ -28,7 +28,7 @@ from topics.storage.frames import Frame, WalHeader, decode_wal_header, scan
 from topics.storage.manifest import MANIFEST_NAME, RESTORE_NOTE, Manifest
 from topics.storage.paths import parse_numbered, shard_dir
 from topics.storage.snapshot import decode_snapshot
-from topics.walshard.disk import kill_point
+from topics.walshard.log.disk import kill_point
 
 Progress = Callable[[str, int, int], None]  # (file, bytes done, bytes in all)
 _TEMPORARY = ".tmp"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from topics.backup.moment import Log, Moment, Segment, State
+from topics.datadir.batch import Batch
+from topics.datadir.files import Files, Superseded, reading
 from topics.errors import CorruptData
-from topics.folder.batch import Batch
-from topics.folder.files import Files, Superseded, reading
 from topics.storage.format import CHECKSUM, FILE_HEADER_BYTES, aligned
 from topics.storage.frames import WHOLE, decode_frame, decode_wal_header
 from topics.storage.routers import decode_rules

@@ -1,1 +1,1 @@
-"""The `topics` command: one file per verb."""
+"""The `topics` command: one module per verb."""

@@ -45,9 +45,9 @@ def completion(shell: str) -> None:
 
 def topic_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """For `shell_complete=` of an argument or option that takes the name of a topic."""
-    from topics.cli.place import folder_name
+    from topics.cli.shared.place import folder_name
+    from topics.datadir.view.folder import Folder
     from topics.errors import TopicsError
-    from topics.folder.view import Folder
 
     taken = ctx.params.get(param.name or "")
     typed = set(taken) if isinstance(taken, tuple) else set()

@@ -13,11 +13,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from topics import __version__
-from topics.cli.examples import with_examples
-from topics.cli.exits import EXIT_CODES, EXIT_INTERRUPTED
+from topics.cli.shared.examples import with_examples
+from topics.cli.shared.exits import EXIT_CODES, EXIT_INTERRUPTED
 
-# verb -> the line that `topics --help` shows; the command is topics.cli.<verb>.<verb>, with _ for -, and behind a word
-# that Python keeps for itself
+# verb -> the line that `topics --help` shows
 VERBS: dict[str, str] = {
     "serve": "Run the server until it is told to stop.",
     "config": "Check a file of settings, and show which are in effect.",
@@ -44,6 +43,13 @@ VERBS: dict[str, str] = {
     "bench": "Measure this machine and print the numbers.",
     "completion": "Let bash, zsh or fish complete commands and topics.",
 }
+# package -> its verbs; the command is topics.cli.<package>.<verb>.<verb>, with _ for -, and behind a word that Python
+# keeps for itself. The others are beside this file.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "server": ("serve", "config", "install-service", "reload", "ps", "shards", "top", "rings"),
+    "client": ("publish", "tail", "queue", "export", "import"),
+    "datadir": ("snapshot", "backup", "topic", "shard", "wal", "segment", "verify", "repair", "report"),
+}
 EPILOG = """\b
 Exit codes:
 {codes}
@@ -60,7 +66,8 @@ Examples:
 
 def command_of(verb: str) -> click.Command:
     name = verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
-    command: click.Command = getattr(importlib.import_module(f"topics.cli.{name}"), name)
+    path = "".join(f"{package}." for package, verbs in PACKAGES.items() if verb in verbs)
+    command: click.Command = getattr(importlib.import_module(f"topics.cli.{path}{name}"), name)
     return with_examples(command)
 
 

@@ -2,8 +2,8 @@
 
 Rules: every call ends exactly once, with an answer, an error of its own, or 503. A shard that is down answers 503
 at once; one that goes down while a call is out makes the outcome unknown, and says so; a retry with the same
-idempotency key is safe. For one that a reload replaces, clients' calls wait (holding.py). Whoever fails to take an
-answer loses its connection; the answers behind it are taken.
+idempotency key is safe. For one that a reload replaces, clients' calls wait (admission/holding.py). Whoever fails to
+take an answer loses its connection; the answers behind it are taken.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from topics.actors import messages
 from topics.actors.link import Link
 from topics.actors.messages import Op
 from topics.errors import ApiError, RingFull, client_left
-from topics.gateway.exchange import Call, Gather, GatherSink, Outcome, Response, Sink, Wait, error_response
-from topics.gateway.holding import Holding
-from topics.gateway.parking import Parking
-from topics.gateway.plain import PlainEntry, PlainRun
-from topics.gateway.pressure import Pressure
-from topics.gateway.slices import Slices
+from topics.gateway.admission.holding import Holding
+from topics.gateway.admission.parking import Parking
+from topics.gateway.admission.pressure import Pressure
+from topics.gateway.api.types import Call, Gather, GatherSink, Outcome, Response, Sink, Wait, error_response
+from topics.gateway.http1.append_batch import PlainEntry, PlainRun
+from topics.gateway.large.slices import Slices
 from topics.shm.counters import State
 
 _NEVER = 2**63

@@ -55,7 +55,7 @@ from topics.hosts import Address, address_of, split_authority
 from topics.settings import Settings
 
 if TYPE_CHECKING:
-    from topics.gateway.routes import Route, Routes
+    from topics.gateway.api.routes import Route, Routes
 
 _KEPT_HOSTS = 256  # verdicts; clients name a few hosts, and an attacker's are forgotten
 _DEFAULT_PORTS = {"http": "80", "https": "443"}

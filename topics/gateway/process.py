@@ -5,7 +5,7 @@ closed; those under way are answered. Then the listening socket, which the super
 
 Retiring, in a reload: nothing is accepted or read any more, long polls are answered with what there is, streams end as
 at a stop, HTTP/2 clients are sent elsewhere. When everything that was asked is answered this process leaves its name to
-its successor, which inherits the connections (handover.py), and stays only for clients that read slowly.
+its successor, which inherits the connections (http1/handover.py), and stays only for clients that read slowly.
 
 Crash: connections break, new ones wait in the backlog of the listening socket.
 """
@@ -27,33 +27,33 @@ from topics.actors.governor import Governor
 from topics.actors.idle import Idle, spin_us
 from topics.actors.link import Link
 from topics.errors import RingPoisoned
-from topics.gateway import handover
-from topics.gateway.access import AccessLog
-from topics.gateway.budget import Budget
+from topics.gateway.access_log import AccessLog
+from topics.gateway.admission.budget import Budget
+from topics.gateway.admission.places import Places
+from topics.gateway.admission.pressure import Pressure
+from topics.gateway.api.queues import QueueHandlers
+from topics.gateway.api.routers import RouterHandlers
+from topics.gateway.api.routes import Routes
+from topics.gateway.api.topics import Handlers, shutting_down
+from topics.gateway.api.watch import Watches
+from topics.gateway.auth import Guard
 from topics.gateway.calls import Calls
-from topics.gateway.door import Door
-from topics.gateway.feeds import Feeds
-from topics.gateway.guard import Guard
-from topics.gateway.handlers import Handlers, shutting_down
-from topics.gateway.head import Heads
-from topics.gateway.hot import SHARE_NS, HotLane
-from topics.gateway.latelane import MODULE, LateLane
-from topics.gateway.metrics import MetricsHandlers
+from topics.gateway.http1 import handover
+from topics.gateway.http1.door import Door
+from topics.gateway.http1.head import Heads
+from topics.gateway.http1.server import SHARE_NS, HotLane
+from topics.gateway.http2.lane_loader import MODULE, LateLane
+from topics.gateway.metrics.page import MetricsHandlers
+from topics.gateway.metrics.refusals import Refusals
+from topics.gateway.metrics.scrapes import Scrapes
 from topics.gateway.origins import Origins
-from topics.gateway.places import Places
-from topics.gateway.pressure import Pressure
-from topics.gateway.queues import QueueHandlers
-from topics.gateway.refusals import Refusals
-from topics.gateway.routers import RouterHandlers
-from topics.gateway.routes import Routes
-from topics.gateway.scrapes import Scrapes
-from topics.gateway.streams import Streams
-from topics.gateway.watches import Watches
+from topics.gateway.streams.feeds import Feeds
+from topics.gateway.streams.registry import Streams
 from topics.keys import Key
 from topics.shm.counters import State, Word
 
 if TYPE_CHECKING:
-    from topics.gateway.cold import ColdLane
+    from topics.gateway.http2.lane import ColdLane
 
 LATER = (MODULE,)  # imported before this process takes the place of another, else while it serves
 _GATHER = 3  # how often a round looks for more requests before it passes them on
@@ -160,7 +160,7 @@ class Gateway:
         self._access = AccessLog(context.log, prefix=self._prefix, names=self._key_names) if logs_requests else None
 
         def build_cold() -> ColdLane:
-            from topics.gateway.cold import ColdLane
+            from topics.gateway.http2.lane import ColdLane
 
             lane = ColdLane(
                 settings=settings,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topics.actors import messages
-from topics.actors.asks import Asks, as_api_error
 from topics.actors.messages import Op
-from topics.queue.journal import Answer, Failed
-from topics.queue.leases import Leases, State
+from topics.actors.rpc import Asks, as_api_error
+from topics.queue.lease_log import Answer, Failed
+from topics.queue.lease_table import Leases, State
 
 
 class Counts:

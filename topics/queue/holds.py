@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from topics.actors.asks import Asks
+from topics.actors.rpc import Asks
 from topics.errors import ApiError
 from topics.queue.queue import Queue
 from topics.shm.counters import Board, State

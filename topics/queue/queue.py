@@ -1,10 +1,10 @@
 """One queue: who waits for jobs, who holds some, and the pass that brings them together. No IO of its own.
 
-    claim, /work ──► waiting ──► a pass (passes.py) ──► leased ──► answered
+    claim, /work ──► waiting ──► a pass (dispatch.py) ──► leased ──► answered
     ack ──► ending ──► COMPLETE_JOBS (one for a round) ──► answered
     nack, extend ──► the table ──► answered
 
-A crash of this process loses nothing but what was on its way: the table is in the log (journal.py).
+A crash of this process loses nothing but what was on its way: the table is in the log (lease_log.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from topics.actors import messages
-from topics.actors.asks import Asks, Unavailable, as_api_error, is_gone
 from topics.actors.messages import Op
+from topics.actors.rpc import Asks, Unavailable, as_api_error, is_gone
 from topics.errors import ApiError
-from topics.queue.claimers import Caller, Claimer, Worker
 from topics.queue.counts import Counts
-from topics.queue.journal import Journal
-from topics.queue.leases import Lease, Leases
-from topics.queue.passes import Passes
+from topics.queue.dispatch import Passes
+from topics.queue.lease_log import Journal
+from topics.queue.lease_table import Lease, Leases
 from topics.queue.repeats import Repeats
+from topics.queue.waiters import Caller, Claimer, Worker
 from topics.storage.config import TopicConfig
 from topics.storage.leases import LeaseEvent
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from topics import limits
 from topics.actors import messages
-from topics.actors.asks import as_api_error
 from topics.actors.messages import Op
+from topics.actors.rpc import as_api_error
 from topics.errors import ApiError
-from topics.queue.claimers import Caller, Claimer
-from topics.queue.leases import Lease, State
+from topics.queue.lease_table import Lease, State
+from topics.queue.waiters import Caller, Claimer
 from topics.storage.leases import LeaseEvent
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import trio
 
 from topics import limits
 from topics.actors import messages
-from topics.actors.asks import Asks, Unavailable, is_gone
 from topics.actors.messages import Op
+from topics.actors.rpc import Asks, Unavailable, is_gone
 from topics.errors import ApiError
 from topics.router.copying import copy
 from topics.router.source import Source

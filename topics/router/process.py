@@ -28,11 +28,11 @@ import msgspec
 import trio
 
 from topics.actors import messages
-from topics.actors.asks import Asks, Unavailable
 from topics.actors.context import Context
 from topics.actors.idle import Idle
 from topics.actors.link import Link
 from topics.actors.messages import Op
+from topics.actors.rpc import Asks, Unavailable
 from topics.errors import ApiError, CorruptData, FormatError, throttled_by, topic_not_found
 from topics.keys import seen
 from topics.router.forwarder import Forwarder, TopicGone

@@ -12,8 +12,8 @@ import trio
 
 from topics import limits
 from topics.actors import messages
-from topics.actors.asks import Asks
 from topics.actors.messages import Op, RawPiece
+from topics.actors.rpc import Asks
 
 _GAP_S = 0.0005  # between two reads that keep up with the source: four of these, and one for each destination
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from topics.actors.datadir import file_mode, read_manifest
+from topics.actors.startup.datadir_lock import file_mode, read_manifest
 from topics.router.rules import Rules
 from topics.storage.routers import decode_rules, encode_rules, missing_rules, routers_path
 

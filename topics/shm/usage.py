@@ -124,7 +124,7 @@ class Slots:
     """One gateway's requests in flight per key, under a limit that all gateways share.
 
     `held` is ours in plain memory, which is cheaper than the page; the page has a copy if there is somebody to read
-    it. Where there is nobody (`alone`) the hot lane counts in `held` itself.
+    it. Where there is nobody (`alone`) the HTTP/1 lane counts in `held` itself.
     """
 
     def __init__(self, mine: memoryview, others: list[memoryview], most: int) -> None:

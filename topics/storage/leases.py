@@ -27,7 +27,7 @@ class JobState(msgspec.Struct, array_like=True):
     """One job of a checkpoint: it is leased, or was, or will be claimable at a later time."""
 
     seq: int
-    state: int  # queue/leases.py: 1 leased, 2 expired, 3 free, 4 delayed
+    state: int  # queue/lease_table.py: 1 leased, 2 expired, 3 free, 4 delayed
     node: str
     lease: int
     deadline: int

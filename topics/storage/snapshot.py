@@ -1,8 +1,8 @@
 """A shard's snapshot: the metadata of its topics, without payloads.
 
-Persisted fields stand here alone; what a running topic keeps beside them is in walshard/topic.py. A snapshot names the
-WAL position it covers: recovery loads it and replays what came after, and what came before as far as payloads still
-lie in the WAL. It is also the list of segments that count: a file it does not name is left over and goes.
+Persisted fields stand here alone; what a running topic keeps beside them is in walshard/topic/topic.py. A snapshot
+names the WAL position it covers: recovery loads it and replays what came after, and what came before as far as payloads
+still lie in the WAL. It is also the list of segments that count: a file it does not name is left over and goes.
 """
 
 from __future__ import annotations

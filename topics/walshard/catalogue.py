@@ -19,14 +19,14 @@ from topics.errors import ApiError, being_rebuilt, topic_not_found
 from topics.storage.config import TopicConfig, topic_id
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.leases import is_log_name
-from topics.walshard import retention
-from topics.walshard.commit import CONTROL_BYTES, Commit, ReplyTo
-from topics.walshard.copies import counts_bytes
+from topics.walshard.forwards.copies import counts_bytes
 from topics.walshard.jobs import Jobs, removals
 from topics.walshard.kinds import Kinds
 from topics.walshard.listing import Listing
-from topics.walshard.priority import effective_priority
-from topics.walshard.topic import Topic, Totals
+from topics.walshard.log.commit import CONTROL_BYTES, Commit, ReplyTo
+from topics.walshard.topic import retention
+from topics.walshard.topic.priority import effective_priority
+from topics.walshard.topic.topic import Topic, Totals
 
 
 class Catalogue:

@@ -1,8 +1,9 @@
 """The shard's commands: what each request does to topics, and when it is answered.
 
-One drain of the rings is one write: appends are staged (commit.py), everything else first writes what is staged, so the
-requests of one link take effect in order. Deletes and control frames are written before they take effect in memory, and
-answered when they are as durable as the topic's class promises; control commands are always synced. No IO of its own.
+One drain of the rings is one write: appends are staged (log/commit.py), everything else first writes what is staged, so
+the requests of one link take effect in order. Deletes and control frames are written before they take effect in memory,
+and answered when they are as durable as the topic's class promises; control commands are always synced. No IO of its
+own.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from topics.storage import columns
 from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import RECORD_OVERHEAD, FrameType, frame_bytes
-from topics.walshard import reads, retention
-from topics.walshard.cache import BatchCache
 from topics.walshard.catalogue import Catalogue
-from topics.walshard.commit import Commit, ReplyTo, write_failed
-from topics.walshard.copies import CopyMemory
-from topics.walshard.fetcher import Away, Fetcher, need_sizes
-from topics.walshard.idempotency import Remembered
+from topics.walshard.forwards.copies import CopyMemory
+from topics.walshard.forwards.pipes import Pipes
 from topics.walshard.jobs import Jobs
-from topics.walshard.large import LargeAppends
-from topics.walshard.pipes import Pipes
-from topics.walshard.placing import Placing
-from topics.walshard.polls import LongPolls
+from topics.walshard.live.followers import Tails
+from topics.walshard.live.long_polls import LongPolls
+from topics.walshard.log.commit import Commit, ReplyTo, write_failed
+from topics.walshard.log.disk_space import FreeSpace
+from topics.walshard.log.large_appends import LargeAppends
+from topics.walshard.log.placing import Placing
+from topics.walshard.log.syncer import Syncer
+from topics.walshard.log.wal import Wal
 from topics.walshard.quota import Quota
 from topics.walshard.sessions import Sessions
-from topics.walshard.space import FreeSpace
-from topics.walshard.syncer import Syncer
-from topics.walshard.tails import Tails
-from topics.walshard.topic import Topic, Totals
-from topics.walshard.wal import Wal
+from topics.walshard.tiering.fetcher import Away, Fetcher, need_sizes
+from topics.walshard.topic import reads, retention
+from topics.walshard.topic.cache import BatchCache
+from topics.walshard.topic.idempotency import Remembered
+from topics.walshard.topic.topic import Topic, Totals
 
 _PLAIN = int(Op.APPEND_PLAIN)
 _APPEND = int(Op.APPEND)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from topics.actors.link import Link
-from topics.walshard.commit import ReplyTo
+from topics.walshard.log.commit import ReplyTo
 
 _GATHER = 2  # how often a round looks for more requests before it writes
 # Half of the 20 ms of a round: writing what was taken and sending answers have the rest. One message may take longer.

@@ -29,14 +29,14 @@ from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
 from topics.storage.leases import CHECKPOINT_TAG, is_log_name, log_id, log_name
-from topics.walshard import retention
-from topics.walshard.cache import BatchCache
-from topics.walshard.commit import Commit, ReplyTo
-from topics.walshard.fetcher import Away, need_sizes, window
-from topics.walshard.reads import seqs_with_tag
-from topics.walshard.render import Rendered, render
-from topics.walshard.rows import Row
-from topics.walshard.topic import Topic, Totals
+from topics.walshard.log.commit import Commit, ReplyTo
+from topics.walshard.tiering.fetcher import Away, need_sizes, window
+from topics.walshard.topic import retention
+from topics.walshard.topic.cache import BatchCache
+from topics.walshard.topic.index import Row
+from topics.walshard.topic.reads import seqs_with_tag
+from topics.walshard.topic.render import Rendered, render
+from topics.walshard.topic.topic import Topic, Totals
 
 _RENDERED_BYTES = 8 * limits.MIB  # batches that are being handed out job by job
 _encode = msgspec.msgpack.Encoder().encode

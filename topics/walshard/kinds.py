@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from topics.storage.config import TopicConfig
 from topics.storage.leases import is_log_name
-from topics.walshard.topic import Topic
+from topics.walshard.topic.topic import Topic
 
 
 class Kinds:

@@ -22,20 +22,20 @@ from topics.actors.link import Link
 from topics.errors import ApiError, ColdTierGone, CorruptData, DiskFull, FormatError, RingPoisoned, Unreachable
 from topics.shm.counters import Row, Word, sync_bucket
 from topics.storage.paths import parse_numbered, shard_dir
-from topics.walshard.disk import Disk
 from topics.walshard.engine import Engine
 from topics.walshard.intake import Intake
-from topics.walshard.leftovers import remove_leftovers, remove_stale
-from topics.walshard.mover import Mover
+from topics.walshard.log.disk import Disk
+from topics.walshard.log.disk_space import FreeSpace
+from topics.walshard.log.recovery import Recovered, Recovery, boot_id
+from topics.walshard.log.syncer import Syncer
+from topics.walshard.log.wal import Wal
 from topics.walshard.quota import Quota
-from topics.walshard.recovery import Recovered, Recovery, boot_id
-from topics.walshard.relocator import Relocator
-from topics.walshard.segments import OpenFiles
-from topics.walshard.space import FreeSpace
-from topics.walshard.syncer import Syncer
-from topics.walshard.tier import ColdTier
-from topics.walshard.topic import Topic
-from topics.walshard.wal import Wal
+from topics.walshard.segments.checkpointer import Mover
+from topics.walshard.segments.orphans import remove_leftovers, remove_stale
+from topics.walshard.segments.segments import OpenFiles
+from topics.walshard.tiering.relocator import Relocator
+from topics.walshard.tiering.tier import ColdTier
+from topics.walshard.topic.topic import Topic
 
 MAINTENANCE_NS = 200_000_000
 _WINDOW_NS = limits.COMMIT_WINDOW_MS * 1_000_000

@@ -1,0 +1,1 @@
+"""What is measured: this server, Redis, beanstalkd."""

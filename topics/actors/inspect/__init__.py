@@ -1,0 +1,1 @@
+"""A running server seen from outside, by commands."""

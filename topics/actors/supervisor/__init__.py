@@ -1,0 +1,1 @@
+"""Starts, connects, replaces and stops the processes."""

@@ -1,0 +1,1 @@
+"""Verbs that are clients of a server."""

@@ -1,0 +1,1 @@
+"""Verbs that run a server, and look at a running one."""

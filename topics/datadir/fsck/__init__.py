@@ -1,0 +1,1 @@
+"""Checks whether a folder is whole."""

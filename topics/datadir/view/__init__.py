@@ -1,0 +1,1 @@
+"""The whole folder, topic by topic."""

@@ -1,0 +1,1 @@
+"""Which requests are taken now, which wait, which are refused."""

@@ -1,0 +1,1 @@
+"""The endpoints: from a request to a call or a response."""

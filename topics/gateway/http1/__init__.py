@@ -1,0 +1,1 @@
+"""HTTP/1.x: connections, heads, bodies, answers."""

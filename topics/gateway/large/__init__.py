@@ -1,0 +1,1 @@
+"""Large bodies and answers, in slices between the requests of others."""

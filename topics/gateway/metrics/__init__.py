@@ -1,0 +1,1 @@
+"""GET /v0/metrics."""

@@ -1,0 +1,1 @@
+"""Long-lived connections: watches, WebSockets, work streams."""

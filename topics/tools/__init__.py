@@ -1,0 +1,1 @@
+"""What verbs do, apart from how they talk."""

@@ -1,0 +1,1 @@
+"""Copies that routers forward into a topic."""

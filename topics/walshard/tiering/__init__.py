@@ -1,0 +1,1 @@
+"""The cold tier: segments that are moved to another disk."""

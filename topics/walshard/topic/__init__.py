@@ -1,0 +1,1 @@
+"""One topic in memory: its index, and how it is read."""
