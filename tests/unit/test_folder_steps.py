@@ -3,6 +3,7 @@ snapshots, crashes, in any order. Who has looked at every step sees what a newco
 
 from __future__ import annotations
 
+import errno
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from folderplay import check_same, check_truth, newcomer, write_manifest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from model import Record, Shard, examples
+from model import QuickDisk, Record, Shard, examples
 from onlooker import named
 
 from topics import limits
@@ -295,3 +296,35 @@ def test_a_write_that_is_taken_back_is_taken_back_here_too(tmp_path: Any) -> Non
     assert here.onlooker.topics[0].head_seq == 3
     assert Folder(str(tmp_path), now_ms=0).topics[0].head_seq == 3
     assert wal.current.path == str(path)
+
+
+class WithoutSnapshots(QuickDisk):
+    """Takes everything but a snapshot, as the disk of a shard that is killed just before it writes one."""
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        if path.endswith(".snap"):
+            raise OSError(errno.EIO, "the shard is killed")
+        super().write_whole(path, data)
+
+
+@pytest.mark.parametrize("match", [{"before_seq": 5}, {"before_seq": 11}, {"tag": "x"}], ids=str)
+def test_deletes_are_counted_though_their_flags_reached_the_segment_before_a_snapshot(
+    tmp_path: Path, match: dict[str, Any]
+) -> None:
+    here = Play(tmp_path)
+    shard = here.shard
+    shard.append("t", [Record(b"1", tag="x"), Record(b"2")] * 6)
+    shard.flush("t")
+    shard.delete("t", tag="x", before_seq=2)
+    shard.checkpoint()
+    shard.restart(WithoutSnapshots())
+    before = shard.delete("t", **match).deleted + 1
+    here.check()
+    with pytest.raises(OSError, match="killed"):
+        shard.checkpoint()
+    assert check_same(here.onlooker, shard).topics[0].deleted_total == before
+    for _ in range(2):
+        shard.restart()
+        assert (shard.topic("t").deleted_total, shard.topic("t").unaccounted) == (before, 0)
+        shard.checkpoint()
+        assert check_same(here.onlooker, shard).topics[0].deleted_total == before

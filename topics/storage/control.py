@@ -71,8 +71,9 @@ class DeleteFrame(msgspec.Struct, array_like=True, frozen=True):
     cap_seq: int = 0  # what caps and TTL had taken before this delete made room
     ttl_seq: int = 0
     sources: list[int] = []  # of older programs: those of the copies that were in no segment yet, one each
-    copies: int = 0  # how many of them are routers' copies that are in no segment yet
+    copies: int = 0  # of older programs: how many of them were routers' copies that were in no segment yet
     trims: list[tuple[int, int]] = []  # not deleted: copies that went with a process, and the source has them no more
+    deleted: int = 0  # with before_seq: how many records that took; older programs did not say
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -98,6 +99,6 @@ def encode_line(line: CopiesLine) -> bytes:
 
 def encode_delete(frame: DeleteFrame) -> bytes:
     """Likewise."""
-    silent = 0 if frame.trims else 1 if frame.copies else 2
+    silent = 0 if frame.deleted else 1 if frame.trims else 2 if frame.copies else 3
     fields = msgspec.structs.astuple(frame)
     return _encode(fields[: len(fields) - silent])

@@ -420,10 +420,9 @@ class Engine:
             cut = [front] if front is not None and front.live and bound <= front.last else []
         need_sizes(cut, self.cache)
         if topic.logged and (seqs or (seqs is None and topic.earliest_seq < bound)):
-            before = bound if seqs is None else None
-            copies = topic.copies_below(bound) if seqs is None else 0
+            before, count = (bound, topic.live_below(bound)) if seqs is None else (None, 0)
             trims = topic.untold
-            frame = encode_delete(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, copies=copies, trims=trims))
+            frame = encode_delete(DeleteFrame(before, seqs, topic.cap_seq, topic.ttl_seq, trims=trims, deleted=count))
             self.commit.make_room(frame_bytes(key_len=0, body_len=len(frame)), reserve=True)
             self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=self.clock.now_ms(), body=frame)
             self.commit.told_trims(topic)

@@ -297,10 +297,10 @@ class Topic:
                 self._unheld.append((seq, seq))
         self._count -= deleted
         if fresh:
-            # All seqs in a frame were live. Their flags may be on the disk already, as may those of a range; how many
-            # of a range were deleted before nobody can tell then. A router's copy may have been in memory only.
-            copies = len(frame.sources) + frame.copies
-            self.deleted_total += deleted + copies if frame.seqs is None else len(frame.seqs)
+            # All seqs in a frame were live. Their flags may be on the disk already, and a router's copy may have been
+            # in memory only. Older programs did not say how many records a range was: then as many as can be seen.
+            seen = deleted + len(frame.sources) + frame.copies
+            self.deleted_total += frame.deleted or (seen if frame.seqs is None else len(frame.seqs))
             if self.pipe is not None:
                 self.head_seq = max([self.head_seq, *(frame.seqs or ())])
         self._trim()

@@ -567,8 +567,8 @@ class Recovery:
             topic.delete_seqs(delete.seqs)
         if not fresh:
             topic.deleted_total = counted
-        elif delete.seqs:
-            topic.deleted_total = counted + len(delete.seqs)  # all were live; their flags may be on the disk already
+        elif told := delete.deleted or len(delete.seqs or ()):
+            topic.deleted_total = counted + told  # all were live; their flags may be on the disk already
 
     def _configure(self, topic: Topic | None, frame: Frame) -> None:
         body = _decode_topic_frame(frame.body)

@@ -160,15 +160,12 @@ class Topic:
         tail = self.rows.since(self.rows.position(self.flushed_seq + 1))
         return (row for row in tail if row.live and isinstance(row.source, Copies))
 
-    def copies_below(self, seq: int) -> int:
-        """How many live copies below a seq are in memory only."""
-        if self.pipe is None:
-            return 0
+    def live_below(self, seq: int) -> int:
         found = 0
-        for row in self.rows.since(self.rows.position(self.flushed_seq + 1)):
+        for row in self.rows:
             if row.first >= seq:
                 break
-            if row.live and isinstance(row.source, Copies):
+            if row.live:
                 found += row.live if row.last < seq else sum(row.first + index < seq for index in row.live_indexes())
         return found
 
