@@ -10,7 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Of pytest: make test ARGS=--durations=200. Not from the environment: there it would leave tests out unseen.
 ARGS :=
 # Knobs of single runs: they would leave tests out.
-unexport TOPICS_TEST_GATE TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE PYTEST_ADDOPTS PYTEST_PLUGINS
+unexport TOPICS_TEST_GATE TOPICS_TEST_UNTIL TOPICS_TEST_FIGURES TOPICS_FUZZ_CASE TOPICS_SPARK_ROUNDS
+unexport PYTEST_ADDOPTS PYTEST_PLUGINS
+# Other rules for coverage, another tree for the servers.
+unexport COVERAGE_RCFILE PYTHONPATH
 # -rs: a test that was skipped says why.
 # A worker that dies ends the run: a replacement would run the test that killed it once more.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --max-worker-restart=0 -rs $(ARGS)
@@ -102,7 +105,7 @@ test: lint
 test-full: lint
 	$(want_chromium)
 	$(want_java)
-	$(PYTEST) $(COVERAGE) tests
+	env -u TOPICS_FUZZ_CASES $(PYTEST) $(COVERAGE) tests
 
 # Crash points, damage, fuzz and models with new seeds for so many hours; docs/RELIABILITY.md.
 HOURS ?= 1
