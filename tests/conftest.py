@@ -10,11 +10,11 @@ This folder is on the path because of this file, so the harness is `e2e.server` 
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import effort
 import figures
 import pytest
 from accounting import Accounting
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if os.environ.get("TOPICS_TEST_EXHAUSTIVE") and config.getoption("timeout", None) is None:
+    if effort.EXHAUSTIVE and config.getoption("timeout", None) is None:
         config.option.timeout = 3_600  # twenty times the examples; what carries a limit of its own keeps it
     figures.attend(config)
     if not hasattr(config, "workerinput"):  # the process that prints the result
@@ -55,7 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FamilyS
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {item.nodeid for item in items}
     for item in items:
-        if os.environ.get("TOPICS_TEST_GATE") and not is_traced(item.nodeid):
+        if effort.GATE and not is_traced(item.nodeid):
             item.add_marker(pytest.mark.no_cover)
         twice = "http2" in item.nodeid and item.nodeid.replace("http2", "http1") in names
         slow = family_of(item.nodeid) in SLOW and item.get_closest_marker("gate") is None

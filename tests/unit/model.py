@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar
 
+import effort
 import hypothesis
 import msgspec
 from figures import RECOVERIES
@@ -39,9 +40,7 @@ from topics.walshard.tiering.relocator import Relocator
 from topics.walshard.tiering.tier import ColdTier
 from topics.walshard.topic.topic import Topic
 
-EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"
-GATE = os.environ.get("TOPICS_TEST_GATE") == "1"  # of `make test`: half of the examples
-SEED = os.environ.get("TOPICS_TEST_SEED") or None  # "random": property tests draw one of their own
+EXHAUSTIVE, GATE, SEED = effort.EXHAUSTIVE, effort.GATE, effort.SEED
 BOOT = bytes(range(16))
 
 
