@@ -24,10 +24,6 @@ from scheduling import FamilyScheduling, family_of, rank_of
 from tracing import is_traced
 from xdist.remote import Producer
 
-# How long an example takes on a machine that is busy with other tests says nothing.
-settings.register_profile("topics", settings(), deadline=None)
-settings.load_profile("topics")
-
 # Families whose tests start and kill whole servers, a Spark or a browser: `make test` runs what proves each feature.
 SLOW = ("browser", "fuzz", "recovery", "spark")
 
@@ -41,9 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if effort.EXHAUSTIVE and config.getoption("timeout", None) is None:
         config.option.timeout = 3_600  # twenty times the examples; what carries a limit of its own keeps it
+    _load_profile(config)
     figures.attend(config)
     if not hasattr(config, "workerinput"):  # the process that prints the result
         config.pluginmanager.register(Accounting())
+
+
+def _load_profile(config: pytest.Config) -> None:
+    """The settings of property tests, before any of them is imported. Hypothesis draws by the test's name if it
+    derandomizes, and ignores its seed then. How long an example takes on a machine that is busy says nothing."""
+    anew = effort.draws_anew(config.getoption("--hypothesis-seed", None))
+    settings.register_profile("topics", settings(), deadline=None, database=None, derandomize=not anew)
+    settings.load_profile("topics")
 
 
 @pytest.hookimpl(optionalhook=True)

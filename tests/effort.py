@@ -20,3 +20,8 @@ def is_set(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 EXHAUSTIVE = is_set("TOPICS_TEST_EXHAUSTIVE")
 GATE = is_set("TOPICS_TEST_GATE")
 SEED = os.environ.get("TOPICS_TEST_SEED") or None
+
+
+def draws_anew(hypothesis_seed: str | None) -> bool:
+    """Whether property tests draw other examples than in every usual run: by that seed, or by one of their own."""
+    return EXHAUSTIVE or SEED is not None or hypothesis_seed is not None

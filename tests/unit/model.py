@@ -45,17 +45,13 @@ BOOT = bytes(range(16))
 
 
 def examples(usual: int, **more: Any) -> hypothesis.settings:
-    """The same examples in every usual run; with a seed other ones, by --hypothesis-seed; many more, and new ones
-    each time, when asked for.
+    """The examples that conftest.py's profile draws, many more of them when asked for.
 
     stateful examples are shrunk only then: it takes minutes."""
     if "stateful_step_count" in more and not EXHAUSTIVE:
         more["phases"] = [hypothesis.Phase.generate]
     return hypothesis.settings(
         max_examples=usual * 20 if EXHAUSTIVE else _of(usual),
-        derandomize=not EXHAUSTIVE and SEED is None,
-        database=None,
-        deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
         **more,
     )
