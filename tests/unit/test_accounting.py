@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from accounting import Accounting
+from figures import TIME_IS_UP
 
 TESTS = Path(__file__).parent.parent
 CONFTEST = """
@@ -92,6 +93,7 @@ SKIPS_ITSELF = "import pytest\npytest.skip({reason!r}, allow_module_level=True)\
         ("no Chromium here; on Debian: apt-get install chromium", "true", False),
         ("no Chromium here; on Debian: apt-get install chromium", "", True),
         ("needs nginx", "true", True),
+        (TIME_IS_UP, "true", True),
     ],
 )
 def test_a_skip_fails_a_run_of_ci_unless_the_product_needs_it_not(

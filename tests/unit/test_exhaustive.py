@@ -219,6 +219,19 @@ def test_output_of_two_runs_is_not_mixed(tmp_path: Path) -> None:
         exhaustive.main(["--logs", str(tmp_path)])
 
 
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_step_whose_tests_find_the_time_up_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    """With our own conftest.py, which is strict about skipped tests in continuous integration."""
+    monkeypatch.setenv("CI", ci)
+    run = Run(1, time.time(), 60.0, tmp_path)
+    assert not run._take(Step(1, False, "models", ("unit/test_units.py",), 5), tmp_path / "step")
+    assert run.failures == []
+    assert (run.told.passed, run.told.skipped, run.interrupted, run.idle) == (0, 0, [], [])
+    assert run.told.unstarted > 0
+
+
 def test_a_run_that_goes_on_after_the_grace_period_is_interrupted(tmp_path: Path) -> None:
     run = Run(1, time.time(), 0.1, tmp_path)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], stderr=subprocess.DEVNULL) as child:
