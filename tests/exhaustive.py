@@ -195,7 +195,8 @@ class Failure:
 
 @dataclass
 class Run:
-    """All rounds of one call, and the sum of what they did."""
+    """All rounds of one call, and the sum of what they did. What the campaigns did stands apart: it is shown together
+    with that, and is no sign that the tests of the rounds do what they are for."""
 
     seed: int
     until: float  # of time.time()
@@ -209,6 +210,7 @@ class Run:
     idle: list[str] = field(default_factory=list)  # steps of which no test ran
     rounds: int = 0  # whole ones
     campaign_findings: int = 0
+    of_campaigns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FIGURES, 0))
     ending: Ending = field(default_factory=Ending)  # told to: as if the time were up, and the grace period too
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -315,6 +317,10 @@ class Run:
         shown = ("crash_points", "kills", "damages", "fuzzed", "checked", "lost")
         return ", ".join(f"{FIGURES[name].label} {self.told.figures[name]:,}" for name in shown)
 
+    def totals(self) -> dict[str, int]:
+        """Of rounds and campaigns."""
+        return {name: count + self.of_campaigns[name] for name, count in self.told.figures.items()}
+
     def zeros(self) -> list[str]:
         """Figures that no test raised, though every file had its turn."""
         if not self.rounds or not self.all_families:
@@ -328,15 +334,16 @@ class Run:
             wrong.append(f"{len(self.failures)} failed")
         if self.campaign_findings:
             wrong.append(f"campaigns found {self.campaign_findings}")
-        if self.told.figures["lost"]:
-            wrong.append(f"{self.told.figures['lost']} records lost")
+        if lost := self.totals()["lost"]:
+            wrong.append(f"{lost} records lost")
         if not self.told.figures["checked"] and not self.ending:
             wrong.append("nothing was checked: the time was too short")
         wrong += [f"no test raised the figure of {label}" for label in self.zeros()]
         return wrong
 
     def table(self, *, markdown: bool) -> str:
-        rows = [(figure.label, f"{self.told.figures[name]:,}", figure.meaning) for name, figure in FIGURES.items()]
+        totals = self.totals()
+        rows = [(figure.label, f"{totals[name]:,}", figure.meaning) for name, figure in FIGURES.items()]
         rows.append(
             (
                 "tests passed",
@@ -353,7 +360,7 @@ class Run:
     def as_json(self) -> dict[str, object]:
         return {
             "seed": self.seed,
-            "figures": self.told.figures,
+            "figures": self.totals(),
             "passed": self.told.passed,
             "skipped": self.told.skipped,
             "steps": self.finished,
@@ -451,7 +458,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text)
         run.campaign_findings += found
         for name, count in figures_of_one.items():
-            run.told.figures[name] += count
+            run.of_campaigns[name] += count
     for failure in run.failures:
         print(f"FAILED {failure}")
     for interrupted in run.interrupted:

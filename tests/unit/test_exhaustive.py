@@ -16,6 +16,7 @@ import exhaustive
 import pytest
 from exhaustive import FAMILIES, LEFT_OUT, Failure, Run, Step, files_of_families, grouped, steps
 from figures import FIGURES
+from offspring import Ending
 
 TESTS = Path(__file__).parent.parent
 DRIVER = TESTS / "exhaustive.py"
@@ -110,6 +111,35 @@ def test_the_verdict(tmp_path: Path) -> None:
     assert run.verdict() == []
     run.told.figures["checked"] = 0
     assert run.verdict() == ["nothing was checked: the time was too short"]
+
+
+def test_figures_of_campaigns_are_shown_and_are_none_of_the_tests(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.of_campaigns |= {"kills": 1_000, "checked": 2_000}
+    assert run.verdict() == []
+    run.told.figures |= {"kills": 0, "checked": 0}
+    assert run.verdict() == ["nothing was checked: the time was too short"] + [
+        f"no test raised the figure of {label}" for label in ("kills", "records checked")
+    ]
+    assert run.as_json()["figures"] == run.told.figures | {"kills": 1_000, "checked": 2_000}
+    assert "| kills | 1,000 |" in run.table(markdown=True)
+    run.of_campaigns["lost"] = 1
+    assert "1 records lost" in run.verdict()
+
+
+def test_a_run_of_campaigns_alone_has_checked_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have taken all of the time."""
+    monkeypatch.setattr(exhaustive, "steps", lambda families, seed: iter(()))
+    monkeypatch.setattr(
+        exhaustive, "run_campaigns", lambda asked, ending: [("kills: 7", {"kills": 7, "checked": 9}, 0)]
+    )
+    monkeypatch.setattr(Ending, "watch", lambda ending: None)  # signals are those of this run of pytest
+    assert exhaustive.main(["--out", str(tmp_path / "out.json")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was checked: the time was too short"
+    counted = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert {name: count for name, count in counted.items() if count} == {"kills": 7, "checked": 9}
 
 
 def test_the_table_has_every_figure(tmp_path: Path) -> None:
