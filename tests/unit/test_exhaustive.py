@@ -151,6 +151,36 @@ def test_the_table_has_every_figure(tmp_path: Path) -> None:
     assert all(line.count("|") == 4 for line in lines)
 
 
+SKIPPED = "import pytest\n\n@pytest.mark.skip(reason='no')\ndef test_it(): pass\n"
+NOT_SELECTED = "import pytest\npytestmark = pytest.mark.full\n\ndef test_it(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "is_idle"),
+    [
+        ("recovery/test_other.py", SKIPPED, True),
+        ("recovery/test_other.py", NOT_SELECTED, True),
+        ("recovery/test_disk_full.py", SKIPPED, False),
+        ("recovery/test_disk_full.py", NOT_SELECTED, True),
+    ],
+)
+def test_a_step_of_which_no_test_ran_is_wrong(
+    project: Path, monkeypatch: pytest.MonkeyPatch, file: str, source: str, is_idle: bool
+) -> None:
+    (project / "tests" / file).write_text(source)
+    (project / "pytest.ini").write_text("[pytest]\naddopts = -m 'not full'\nmarkers = full\n")
+    monkeypatch.setattr(exhaustive, "ROOT", project)
+    run = Run(1, time.time() + 100, 60.0, project)
+    run.told.figures["checked"] = 1
+    assert run._take(Step(1, False, "recovery", (file,), 5), project / "step")
+    assert len(run.idle) == is_idle
+    assert run.verdict() == (["no test ran of 1 steps"] if is_idle else [])
+
+
+def test_a_file_that_may_be_skipped_is_there() -> None:
+    assert [file for file in exhaustive.MAY_BE_SKIPPED if not (TESTS / file).exists()] == []
+
+
 @pytest.mark.parametrize("argument", ["--hours=0", "--jobs=0", "--hours=x", "--family=none"])
 def test_arguments_that_make_no_sense(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refusal:
