@@ -10,11 +10,11 @@ This folder is on the path because of this file, so the harness is `e2e.server` 
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import effort
 import figures
 import pytest
 from accounting import Accounting
@@ -23,10 +23,6 @@ from hypothesis import settings
 from scheduling import FamilyScheduling, family_of, rank_of
 from tracing import is_traced
 from xdist.remote import Producer
-
-# How long an example takes on a machine that is busy with other tests says nothing.
-settings.register_profile("topics", settings(), deadline=None)
-settings.load_profile("topics")
 
 # Families whose tests start and kill whole servers, a Spark or a browser: `make test` runs what proves each feature.
 SLOW = ("browser", "fuzz", "recovery", "spark")
@@ -39,11 +35,20 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if os.environ.get("TOPICS_TEST_EXHAUSTIVE") and config.getoption("timeout", None) is None:
+    if effort.EXHAUSTIVE and config.getoption("timeout", None) is None:
         config.option.timeout = 3_600  # twenty times the examples; what carries a limit of its own keeps it
+    _load_profile(config)
     figures.attend(config)
     if not hasattr(config, "workerinput"):  # the process that prints the result
         config.pluginmanager.register(Accounting())
+
+
+def _load_profile(config: pytest.Config) -> None:
+    """The settings of property tests, before any of them is imported. Hypothesis draws by the test's name if it
+    derandomizes, and ignores its seed then. How long an example takes on a machine that is busy says nothing."""
+    anew = effort.draws_anew(config.getoption("--hypothesis-seed", None))
+    settings.register_profile("topics", settings(), deadline=None, database=None, derandomize=not anew)
+    settings.load_profile("topics")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FamilyS
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {item.nodeid for item in items}
     for item in items:
-        if os.environ.get("TOPICS_TEST_GATE") and not is_traced(item.nodeid):
+        if effort.GATE and not is_traced(item.nodeid):
             item.add_marker(pytest.mark.no_cover)
         twice = "http2" in item.nodeid and item.nodeid.replace("http2", "http1") in names
         slow = family_of(item.nodeid) in SLOW and item.get_closest_marker("gate") is None

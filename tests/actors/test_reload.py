@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from effort import EXHAUSTIVE
 from harness import RoleServer, children, eventually, gone
 
 from topics.actors.child import adopt_orphans
@@ -28,7 +29,6 @@ from topics.actors.supervisor.spawner import Spawner
 from topics.errors import ServerNotRunning
 from topics.shm.counters import State, Word
 
-EXHAUSTIVE = bool(os.environ.get("TOPICS_TEST_EXHAUSTIVE"))
 Start = Callable[..., RoleServer]
 
 GATEWAY = ProcessSpec("gateway-0", "roles.pinger", 0, listener=True)

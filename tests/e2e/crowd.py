@@ -20,7 +20,7 @@ from .client import unique
 from .h2wire import H2Wire
 from .server import Server
 from .sockets import Closed, Socket
-from .sse import Ended, Watching
+from .sse import Ended, Silence, Watching
 
 PATIENCE_S = 30.0
 GOING_AWAY = 1001
@@ -233,7 +233,7 @@ class Watcher(Member):
             self.ends += 1
             self._stream = self._watching.open(self._session, self._stream.last_id)
             return
-        except AssertionError:
+        except Silence:
             if self._enough.is_set():
                 return
             raise

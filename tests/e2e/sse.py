@@ -330,6 +330,10 @@ class Ended(Exception):
     """The response is over."""
 
 
+class Silence(AssertionError):
+    """No frame came in time. For a test that doesn't say otherwise it is a failure as any other."""
+
+
 class EventStream:
     """An opened stream. Everything read from it is kept: `frames` in order, and by topic in what is derived of it."""
 
@@ -373,7 +377,7 @@ class EventStream:
             try:
                 data = self.source.more(deadline - time.monotonic())
             except TimeoutError:
-                raise AssertionError(f"no frame came in time; the last ones: {self.frames[-3:]}") from None
+                raise Silence(f"no frame came in time; the last ones: {self.frames[-3:]}") from None
             except ConnectionResetError:
                 data = b""
             if not data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from effort import EXHAUSTIVE
 from test_docs import read, rows
 
 from topics.cli.main import VERBS, command_of, main
@@ -110,7 +110,6 @@ def test_the_exit_codes_that_modules_name() -> None:
 
 # --- they run ------------------------------------------------------------------------------------------
 
-EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"  # all examples, not only the first of each command
 # Of these verbs every example can be run, but for those that need more than a server.
 RUN = ("config", "ps", "shards", "rings", "publish", "queue", "snapshot", "topic", "shard", "wal", "segment", "verify")
 NOT_RUN = {
@@ -148,6 +147,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
         lines = [examples_of(COMMANDS[name]) for name in COMMANDS if name.split()[0] in RUN]
         assert set(NOT_RUN) <= {line for each in lines for line in each}
         runnable = [[line for line in each if line not in NOT_RUN] for each in lines]
+        # All examples, or only the first of each command.
         todo = list(dict.fromkeys(line for each in runnable for line in (each if EXHAUSTIVE else each[:1])))
         todo.sort(key=lambda line: (line.startswith(LAST), "snapshot create" not in line))
         script = "set -o pipefail\njq() { cat >/dev/null; }\nseen=\n"  # what jq would print is not ours

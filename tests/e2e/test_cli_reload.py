@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import EXHAUSTIVE
 
 from topics.actors.inspect.attach import open_board
 from topics.actors.startup.datadir_lock import read_lock_info
@@ -28,7 +28,6 @@ from .working import Working
 
 pytestmark = pytest.mark.full
 
-EXHAUSTIVE = bool(os.environ.get("TOPICS_TEST_EXHAUSTIVE"))
 SUPERVISOR = "supervisor"
 
 

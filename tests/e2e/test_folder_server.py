@@ -3,7 +3,6 @@ writers do all that clients can do. What the folder shows is what the API says."
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import EXHAUSTIVE
 from onlooker import (
     Api,
     Stream,
@@ -116,7 +116,7 @@ def features(folder: Folder) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3] if os.environ.get("TOPICS_TEST_EXHAUSTIVE") else [2])
+@pytest.mark.parametrize("shards", [1, 2, 3] if EXHAUSTIVE else [2])
 def test_running_stopped_killed_and_with_other_shards(start_server: Start, shards: int) -> None:
     server = start_server(**SMALL, TOPICS_WAL_SHARDS=shards)
     numbers = count(1)

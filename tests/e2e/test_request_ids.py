@@ -11,13 +11,14 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import h2.config
 import h2.connection
 import pytest
 
-from .client import LANES, Client, Lane, unique
+from .client import LANES, Client, Lane, Lost, unique
 from .h2wire import H2Wire
 from .h2ws import H2Sockets
 from .logged import OURS, having, lines_of
@@ -334,7 +335,7 @@ def collect(server: Server, ids: list[str], stop: Callable[[], bool]) -> None:
                     answer = client.append("spread", 1)
                     ids.append(answer.headers[NAME])
                     ids.append(client.get("/v0/nothing").headers[NAME])
-            except Exception:  # the gateway was killed under it
+            except Lost:  # the gateway was killed under it
                 pass
             finally:
                 client.close()
@@ -345,23 +346,25 @@ def test_no_two_gateways_and_no_two_lives_use_the_same(start_server: Callable[..
     server = start_server(TOPICS_GATEWAYS=2, TOPICS_WAL_SHARDS=1)
     kept: list[list[str]] = [[] for _ in range(4)]
     over = threading.Event()
-    threads = [threading.Thread(target=collect, args=(server, ids, over.is_set)) for ids in kept]
-    for thread in threads:
-        thread.start()
+    with ThreadPoolExecutor(len(kept)) as pool:
+        asking = [pool.submit(collect, server, ids, over.is_set) for ids in kept]
 
-    def lives() -> set[str]:
-        return {id.rpartition(".")[0] for ids in list(kept) for id in list(ids)}
+        def lives() -> set[str]:
+            for each in asking:
+                if each.done():
+                    each.result()  # it has been told nothing yet, so it failed
+            return {id.rpartition(".")[0] for ids in list(kept) for id in list(ids)}
 
-    try:
-        eventually(lambda: lives() >= {"0.1", "1.1"}, what="both gateways")
-        server.signal_child("gateway-0")
-        eventually(lambda: lives() >= {"0.2"}, what="its next life")
-        server.signal_child("gateway-1")
-        eventually(lambda: lives() >= {"1.2"}, what="the next life of the other")
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        try:
+            eventually(lambda: lives() >= {"0.1", "1.1"}, what="both gateways")
+            server.signal_child("gateway-0")
+            eventually(lambda: lives() >= {"0.2"}, what="its next life")
+            server.signal_child("gateway-1")
+            eventually(lambda: lives() >= {"1.2"}, what="the next life of the other")
+        finally:
+            over.set()
+    for each in asking:
+        each.result()
     ids = [id for each in kept for id in each]
     assert len(set(ids)) == len(ids)
     assert lives() == {"0.1", "0.2", "1.1", "1.2"}

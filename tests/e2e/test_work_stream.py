@@ -1236,6 +1236,7 @@ def test_a_client_that_stops_reading_loses_its_jobs(impatient: Server, lane: Any
         assert brisk.stays_silent(0.05)
 
 
+@pytest.mark.full
 def test_a_client_that_reads_in_time_is_let_be(impatient: Server, lane: Any) -> None:
     """Again and again behind, but never for as long as the patience lasts; in all for longer than it."""
     with Working(impatient, lane) as working:

@@ -264,7 +264,7 @@ class Scene:
             within_s=SETTLE_S,
             what=f"no more descriptors in the gateway than the {self._descriptors} at first",
         )
-        eventually(lambda: self._streams() == 0, within_s=SETTLE_S, what="no stream counted any more")
+        eventually(lambda: self.streams() == 0, within_s=SETTLE_S, what="no stream counted any more")
         eventually(self._is_idle, within_s=SETTLE_S, what="nobody busy without clients")
         if self._memory:
             self._check_memory()
@@ -341,7 +341,7 @@ class Scene:
         assert all(len(method) <= 10 for method in methods), methods
         assert len(methods) <= 8, methods
 
-    def _streams(self) -> float:
+    def streams(self) -> float:
         """As the metrics count them."""
         text = self._metrics()
         counted = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("topics_sse_connections ")]

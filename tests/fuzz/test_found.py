@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,27 +35,40 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 # --- requests behind one that becomes a stream -------------------------------------------------------
 
 
-def _behind_a_stream(stage: Scene, opening: bytes, behind: bytes, until: bytes) -> bytes:
-    """While a long poll holds the answers back: a request for a stream, then more; all that comes up to `until`."""
+WHEN = pytest.mark.parametrize("when", ["with it", "behind its answer"])
+
+
+def _behind_a_stream(stage: Scene, opening: bytes, behind: bytes, until: bytes, when: str) -> bytes:
+    """While a long poll holds the answers back: a request for a stream, then more; all that comes up to `until`. What
+    is more comes with the request, or when the stream's answer is with the gateway and waits for the poll's."""
     head_seq = stage.ask("GET", "/v0/topics/log")["head_seq"]
-    poll = request("POST", "/v0/topics/log/diff", b'{"from_seq":%d,"wait_ms":500}' % head_seq)
+    poll = request("POST", "/v0/topics/log/diff", b'{"from_seq":%d,"wait_ms":20000}' % head_seq)
     received = b""
+    eventually(lambda: stage.streams() == 0, what="the end of those before")
     with Wire(stage.server.port) as wire:
-        wire.send(poll + opening)
-        time.sleep(0.2)  # long enough for the stream's answer to be there, and to wait for the poll's
-        wire.send(behind)
+        if when == "with it":
+            wire.send(poll + opening + behind)
+        else:
+            wire.send(poll + opening)
+            eventually(lambda: stage.streams() == 1, what="a stream that its home counts")
+            # Its home answers in order, each shard is asked: with this the answer that grants it has come, too.
+            assert stage.ask("GET", "/v0/topics").status == 200
+            assert not select.select([wire.sock], [], [], 0)[0], "answers came before the poll's"
+            wire.send(behind)
+        stage.ask("POST", "/v0/topics/log", {"records": [{"data": "the end of the poll"}]})
         while until not in received:
             received += wire.sock.recv(1 << 16)
     return received
 
 
 @pytest.mark.gate
+@WHEN
 @pytest.mark.parametrize("kind", ["watch", "work"])
-def test_an_event_stream_holds_events_only(stage: Scene, kind: str) -> None:
+def test_an_event_stream_holds_events_only(stage: Scene, kind: str, when: str) -> None:
     stage.furnish()
     target = f"/v0/watch/{stage.open_session()}" if kind == "watch" else "/v0/topics/jobs/work?node=w"
     opening = request("GET", target, headers=("Accept: text/event-stream",))
-    received = _behind_a_stream(stage, opening, request(), b"\nid: ")
+    received = _behind_a_stream(stage, opening, request(), b"\nid: ", when)
     replies, events = read_replies(received, clean=False)
     assert [reply.status for reply in replies] == [200, 200]
     assert events.startswith(b"retry: 2000\n\n")
@@ -81,10 +95,11 @@ def test_an_answer_before_an_event_stream_lets_nothing_in_behind_it(stage: Scene
 
 
 @pytest.mark.gate
-def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene) -> None:
+@WHEN
+def test_what_is_sent_behind_a_handshake_is_frames(stage: Scene, when: str) -> None:
     text = b'{"op":"ping",\r\n\r\n"request_id":"early"}'  # to a reader of heads this would be one
     behind = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text + close_frame(1000)
-    received = _behind_a_stream(stage, handshake(), behind, b"\x88\x02\x03\xe8")
+    received = _behind_a_stream(stage, handshake(), behind, b"\x88\x02\x03\xe8", when)
     replies, frames = read_replies(received, clean=False)
     assert [reply.status for reply in replies] == [200, 101]
     talk = read_socket(frames)

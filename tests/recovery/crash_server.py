@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import effort
 from figures import CRASH_POINTS, KILLS, RECOVERIES, STOPS
 
 from topics.actors.inspect.attach import open_board
@@ -27,7 +28,7 @@ from topics.actors.startup.datadir_lock import read_lock_info
 from topics.errors import TopicsError
 from topics.shm.counters import Board, State, Word
 
-EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE", "") not in ("", "0")
+EXHAUSTIVE = effort.EXHAUSTIVE
 TOPICS = str(Path(sys.executable).with_name("topics"))
 DEADLINE_S = 40.0
 # Small enough that a second of load rotates, flushes, seals, snapshots and trims, and that reads go to the files.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar
 
+import effort
 import hypothesis
 import msgspec
 from figures import RECOVERIES
@@ -39,24 +40,18 @@ from topics.walshard.tiering.relocator import Relocator
 from topics.walshard.tiering.tier import ColdTier
 from topics.walshard.topic.topic import Topic
 
-EXHAUSTIVE = os.environ.get("TOPICS_TEST_EXHAUSTIVE") == "1"
-GATE = os.environ.get("TOPICS_TEST_GATE") == "1"  # of `make test`: half of the examples
-SEED = os.environ.get("TOPICS_TEST_SEED") or None  # "random": property tests draw one of their own
+EXHAUSTIVE, GATE, SEED = effort.EXHAUSTIVE, effort.GATE, effort.SEED
 BOOT = bytes(range(16))
 
 
 def examples(usual: int, **more: Any) -> hypothesis.settings:
-    """The same examples in every usual run; with a seed other ones, by --hypothesis-seed; many more, and new ones
-    each time, when asked for.
+    """The examples that conftest.py's profile draws, many more of them when asked for.
 
     stateful examples are shrunk only then: it takes minutes."""
     if "stateful_step_count" in more and not EXHAUSTIVE:
         more["phases"] = [hypothesis.Phase.generate]
     return hypothesis.settings(
         max_examples=usual * 20 if EXHAUSTIVE else _of(usual),
-        derandomize=not EXHAUSTIVE and SEED is None,
-        database=None,
-        deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
         **more,
     )

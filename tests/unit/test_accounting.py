@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from accounting import Accounting
+from figures import TIME_IS_UP
 
 TESTS = Path(__file__).parent.parent
 CONFTEST = """
@@ -76,6 +77,25 @@ def test_a_worker_that_ends_in_order_is_no_fault(error: str | None) -> None:
     assert books.faults() == (["worker gw3 died"] if error else [])
 
 
+@pytest.mark.parametrize(
+    ("workers", "runs"),
+    [("1", True), ("12", True), ("0", False), ("00", False), ("-0", False), ("-1", False), ("", False), ("0_0", False)],
+)
+def test_the_makefile_starts_at_least_one_worker(workers: str, runs: bool) -> None:
+    """Without one nothing is collected by workers, and there are no books to keep."""
+    done = subprocess.run(
+        ["make", "--dry-run", "unit", f"WORKERS={workers}"],
+        cwd=TESTS.parent,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode == 0) is runs, done.stderr
+    assert (f"pytest -n {workers} " in done.stdout) is runs
+    assert ("it takes a number from 1" in done.stderr) is not runs
+
+
 SKIPS = """
 import pytest
 
@@ -92,6 +112,7 @@ SKIPS_ITSELF = "import pytest\npytest.skip({reason!r}, allow_module_level=True)\
         ("no Chromium here; on Debian: apt-get install chromium", "true", False),
         ("no Chromium here; on Debian: apt-get install chromium", "", True),
         ("needs nginx", "true", True),
+        (TIME_IS_UP, "true", True),
     ],
 )
 def test_a_skip_fails_a_run_of_ci_unless_the_product_needs_it_not(

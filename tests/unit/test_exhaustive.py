@@ -16,6 +16,7 @@ import exhaustive
 import pytest
 from exhaustive import FAMILIES, LEFT_OUT, Failure, Run, Step, files_of_families, grouped, steps
 from figures import FIGURES
+from offspring import Ending
 
 TESTS = Path(__file__).parent.parent
 DRIVER = TESTS / "exhaustive.py"
@@ -112,6 +113,35 @@ def test_the_verdict(tmp_path: Path) -> None:
     assert run.verdict() == ["nothing was checked: the time was too short"]
 
 
+def test_figures_of_campaigns_are_shown_and_are_none_of_the_tests(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.of_campaigns |= {"kills": 1_000, "checked": 2_000}
+    assert run.verdict() == []
+    run.told.figures |= {"kills": 0, "checked": 0}
+    assert run.verdict() == ["nothing was checked: the time was too short"] + [
+        f"no test raised the figure of {label}" for label in ("kills", "records checked")
+    ]
+    assert run.as_json()["figures"] == run.told.figures | {"kills": 1_000, "checked": 2_000}
+    assert "| kills | 1,000 |" in run.table(markdown=True)
+    run.of_campaigns["lost"] = 1
+    assert "1 records lost" in run.verdict()
+
+
+def test_a_run_of_campaigns_alone_has_checked_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have taken all of the time."""
+    monkeypatch.setattr(exhaustive, "steps", lambda families, seed: iter(()))
+    monkeypatch.setattr(
+        exhaustive, "run_campaigns", lambda asked, ending: [("kills: 7", {"kills": 7, "checked": 9}, 0)]
+    )
+    monkeypatch.setattr(Ending, "watch", lambda ending: None)  # signals are those of this run of pytest
+    assert exhaustive.main(["--out", str(tmp_path / "out.json")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was checked: the time was too short"
+    counted = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert {name: count for name, count in counted.items() if count} == {"kills": 7, "checked": 9}
+
+
 def test_the_table_has_every_figure(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for markdown in (False, True):
@@ -119,6 +149,36 @@ def test_the_table_has_every_figure(tmp_path: Path) -> None:
         for figure in FIGURES.values():
             assert any(figure.label in line for line in lines)
     assert all(line.count("|") == 4 for line in lines)
+
+
+SKIPPED = "import pytest\n\n@pytest.mark.skip(reason='no')\ndef test_it(): pass\n"
+NOT_SELECTED = "import pytest\npytestmark = pytest.mark.full\n\ndef test_it(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "is_idle"),
+    [
+        ("recovery/test_other.py", SKIPPED, True),
+        ("recovery/test_other.py", NOT_SELECTED, True),
+        ("recovery/test_disk_full.py", SKIPPED, False),
+        ("recovery/test_disk_full.py", NOT_SELECTED, True),
+    ],
+)
+def test_a_step_of_which_no_test_ran_is_wrong(
+    project: Path, monkeypatch: pytest.MonkeyPatch, file: str, source: str, is_idle: bool
+) -> None:
+    (project / "tests" / file).write_text(source)
+    (project / "pytest.ini").write_text("[pytest]\naddopts = -m 'not full'\nmarkers = full\n")
+    monkeypatch.setattr(exhaustive, "ROOT", project)
+    run = Run(1, time.time() + 100, 60.0, project)
+    run.told.figures["checked"] = 1
+    assert run._take(Step(1, False, "recovery", (file,), 5), project / "step")
+    assert len(run.idle) == is_idle
+    assert run.verdict() == (["no test ran of 1 steps"] if is_idle else [])
+
+
+def test_a_file_that_may_be_skipped_is_there() -> None:
+    assert [file for file in exhaustive.MAY_BE_SKIPPED if not (TESTS / file).exists()] == []
 
 
 @pytest.mark.parametrize("argument", ["--hours=0", "--jobs=0", "--hours=x", "--family=none"])
@@ -217,6 +277,19 @@ def test_output_of_two_runs_is_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     with pytest.raises(SystemExit, match="is not empty"):
         exhaustive.main(["--logs", str(tmp_path)])
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_step_whose_tests_find_the_time_up_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    """With our own conftest.py, which is strict about skipped tests in continuous integration."""
+    monkeypatch.setenv("CI", ci)
+    run = Run(1, time.time(), 60.0, tmp_path)
+    assert not run._take(Step(1, False, "models", ("unit/test_units.py",), 5), tmp_path / "step")
+    assert run.failures == []
+    assert (run.told.passed, run.told.skipped, run.interrupted, run.idle) == (0, 0, [], [])
+    assert run.told.unstarted > 0
 
 
 def test_a_run_that_goes_on_after_the_grace_period_is_interrupted(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How long a client may keep a gateway waiting, by a clock that the test moves: each state just before its deadline and
-just behind it. That the gateway looks at the clock is tried in e2e/test_patience.py."""
+just behind it. That the gateway looks at the clock is tried in e2e/test_patience.py, of work streams in
+e2e/test_work_stream.py."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
+from queueplay import Gateway, Worker
 
 from topics import limits
 from topics.errors import ApiError
@@ -165,3 +167,54 @@ def test_a_client_that_waits_for_the_server_is_never_late(
     else:
         connection.stream = object()  # type: ignore[assignment]
     assert patience.judge(connection, 1_000_000 * IDLE_MS * MS) is Verdict.WAIT
+
+
+# --- work streams --------------------------------------------------------------------------------------
+
+SLOW_MS = 4_000
+START_NS = 1_000 * MS
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """One that has taken all it was sent until START_NS, and reads no more."""
+    gateway = Gateway("gateway-0", Settings(slow_consumer_timeout_ms=SLOW_MS), shards=1)
+    gateway.streams.now_ns = START_NS
+    worker = gateway.work("jobs", "w")
+    worker.socket.drain()
+    worker.stream.sweep(START_NS)
+    worker.socket.stalled = True
+    worker.socket.write(b"x" * 1_000)
+    return worker
+
+
+def test_a_worker_that_takes_nothing_is_told_and_let_go(worker: Worker) -> None:
+    worker.stream.sweep(START_NS + SLOW_MS * MS)
+    assert not worker.socket.finished
+    worker.stream.sweep(START_NS + SLOW_MS * MS + 1)
+    assert [error["code"] for error in worker.errors] == [408]
+    assert worker.socket.finished
+
+
+def test_a_worker_that_takes_something_in_time_is_let_be(worker: Worker) -> None:
+    """Behind all the time, in all for much longer than the patience."""
+    now_ns = START_NS
+    for _ in range(20):
+        now_ns += SLOW_MS * MS
+        worker.socket.sent += 1
+        worker.stream.sweep(now_ns)
+        assert worker.socket.sent < worker.socket.written
+    assert not worker.socket.finished
+    worker.stream.sweep(now_ns + SLOW_MS * MS + 1)  # and from then on it does not
+    assert [error["code"] for error in worker.errors] == [408]
+
+
+def test_a_worker_that_has_all_is_never_late(worker: Worker) -> None:
+    worker.socket.sent = worker.socket.written
+    worker.stream.sweep(START_NS + 1_000 * SLOW_MS * MS)
+    assert not worker.socket.finished
+    worker.socket.write(b"x")  # its time begins with what it does not take
+    worker.stream.sweep(START_NS + 1_001 * SLOW_MS * MS)
+    assert not worker.socket.finished
+    worker.stream.sweep(START_NS + 1_001 * SLOW_MS * MS + 1)
+    assert worker.socket.finished
