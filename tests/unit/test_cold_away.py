@@ -183,28 +183,37 @@ def test_a_kill_while_hot_files_go_leaves_a_snapshot_that_has_their_flags(
 
 
 class Crowded(QuickDisk):
-    """A disk that has room for a snapshot when a hot file has gone."""
+    """A disk that has room for a snapshot, or for the name of a log file, when a hot file has gone."""
 
-    def __init__(self) -> None:
-        self.full = True
+    def __init__(self, lacking: str = "the snapshot") -> None:
+        self.lacking = lacking
+        self.full = False
 
     def write_whole(self, path: str, data: bytes) -> None:
-        if self.full and path.endswith(".snap"):
+        if self.full and self.lacking == "the snapshot" and path.endswith(".snap"):
             raise DiskFull("no space")
         super().write_whole(path, data)
+
+    def sync_dir(self, path: str) -> None:
+        if self.full and self.lacking == "the name of a log file" and "wal" in Path(path).parts:
+            raise DiskFull("no space")
+        super().sync_dir(path)
 
     def unlink(self, path: str) -> None:
         super().unlink(path)
         self.full = self.full and not path.endswith(".data")
 
 
-def test_hot_files_make_room_for_the_snapshot(shard: Shard) -> None:
+@pytest.mark.parametrize("lacking", ["the snapshot", "the name of a log file"])
+def test_hot_files_make_room_for_the_snapshot(shard: Shard, lacking: str) -> None:
     fill(shard, "u")
     shard.delete("u", tag="fifth", before_seq=32)
-    shard.restart(disk := Crowded())
+    shard.restart(disk := Crowded(lacking))
     shard.copy_to_cold()
     covered = shard.mover.snapshot_lsn
     shard.append("t", records(1))
+    assert shard.engine.wal.synced_lsn < shard.engine.wal.written_lsn
+    disk.full = True
     shard.checkpoint()
     assert shard.mover.snapshot_lsn == covered
     assert not disk.full
