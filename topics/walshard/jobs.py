@@ -24,7 +24,16 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, DiskFull, being_rebuilt, not_a_queue, topic_not_found
+from topics.errors import (
+    ApiError,
+    CorruptData,
+    DiskFull,
+    Unreachable,
+    being_rebuilt,
+    not_a_queue,
+    topic_not_found,
+    unreadable,
+)
 from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
@@ -104,19 +113,26 @@ class Jobs:
         def answer(fsync_us: int) -> bytes:
             if topic.dropped:
                 return messages.pack_failure(Op.OPEN_QUEUE, correlation, topic_not_found(topic.name))
-            # Changes are told from here on: one that came before its answer would be taken for that.
-            self._watched[topic.id] = (reply_to, correlation)
-            self._told[topic.id] = removals(topic)
             log_from = log_head = 0
             if log is not None:
                 log_from, log_head = last_checkpoint(log) - 1, log.head_seq
+            # Changes are told from here on: one that came before its answer would be taken for that.
+            self._watched[topic.id] = (reply_to, correlation)
+            self._told[topic.id] = removals(topic)
             opened = messages.QueueOpened(
                 topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
             )
             return messages.pack(Op.OPEN_QUEUE, correlation, opened)
 
+        def synced(fsync_us: int) -> bytes:
+            try:
+                return answer(fsync_us)
+            except (CorruptData, Unreachable, OSError) as error:  # of this queue alone; nobody else would catch it here
+                self._totals.unreadable.append((topic.name, str(error)))
+                return messages.pack_failure(Op.OPEN_QUEUE, correlation, unreadable(error))
+
         if log is not None and log.pending:
-            self._commit.wait_for_sync(reply_to, answer)  # some of it can't be read before
+            self._commit.wait_for_sync(reply_to, synced)  # some of it can't be read before
             return None
         return answer(0)
 
