@@ -37,8 +37,9 @@ def states(leases: Leases) -> dict[int, State]:
     return {lease.seq: lease.state for lease in leases_of(leases)}
 
 
-def check_books(leases: Leases, *, picked: Iterable[int] = ()) -> None:
-    """Every counter is what walking the table gives. picked: taken by `pick` and neither claimed nor put back yet."""
+def check_books(leases: Leases, *, picked: Iterable[int] = (), missed: Iterable[int] = ()) -> None:
+    """Every counter is what walking the table gives. picked: taken by `pick` and neither claimed nor put back yet;
+    missed: not to be picked."""
     table = leases_of(leases)
     assert len(leases) == len(table) == len(set(leases.seqs()))
     assert all(lease.seq in leases for lease in table)
@@ -50,7 +51,7 @@ def check_books(leases: Leases, *, picked: Iterable[int] = ()) -> None:
     assert {stream: leases.of_stream(stream) for stream in owned} == {stream: held[stream] for stream in owned}
     claimable = {lease.seq for lease in table if lease.state in CLAIMABLE}
     assert all(leases.claimable(lease.seq, fresh=False) == (lease.seq in claimable) for lease in table)
-    assert leases.free == bool(claimable.difference(picked))
+    assert leases.free == bool(claimable.difference(picked, missed))
 
 
 def seen(leases: Leases, *, closed: Collection[int] = ()) -> list[tuple[object, ...]]:

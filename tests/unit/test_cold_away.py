@@ -183,28 +183,37 @@ def test_a_kill_while_hot_files_go_leaves_a_snapshot_that_has_their_flags(
 
 
 class Crowded(QuickDisk):
-    """A disk that has room for a snapshot when a hot file has gone."""
+    """A disk that has room for a snapshot, or for the name of a log file, when a hot file has gone."""
 
-    def __init__(self) -> None:
-        self.full = True
+    def __init__(self, lacking: str = "the snapshot") -> None:
+        self.lacking = lacking
+        self.full = False
 
     def write_whole(self, path: str, data: bytes) -> None:
-        if self.full and path.endswith(".snap"):
+        if self.full and self.lacking == "the snapshot" and path.endswith(".snap"):
             raise DiskFull("no space")
         super().write_whole(path, data)
+
+    def sync_dir(self, path: str) -> None:
+        if self.full and self.lacking == "the name of a log file" and "wal" in Path(path).parts:
+            raise DiskFull("no space")
+        super().sync_dir(path)
 
     def unlink(self, path: str) -> None:
         super().unlink(path)
         self.full = self.full and not path.endswith(".data")
 
 
-def test_hot_files_make_room_for_the_snapshot(shard: Shard) -> None:
+@pytest.mark.parametrize("lacking", ["the snapshot", "the name of a log file"])
+def test_hot_files_make_room_for_the_snapshot(shard: Shard, lacking: str) -> None:
     fill(shard, "u")
     shard.delete("u", tag="fifth", before_seq=32)
-    shard.restart(disk := Crowded())
+    shard.restart(disk := Crowded(lacking))
     shard.copy_to_cold()
     covered = shard.mover.snapshot_lsn
     shard.append("t", records(1))
+    assert shard.engine.wal.synced_lsn < shard.engine.wal.written_lsn
+    disk.full = True
     shard.checkpoint()
     assert shard.mover.snapshot_lsn == covered
     assert not disk.full
@@ -370,9 +379,15 @@ def queue(shard: Shard, disk: Disk) -> Shard:
 
 
 def take(
-    shard: Shard, limit: int, *, wanted: list[int] | None = None, after: int = 0, held: list[int] | None = None
+    shard: Shard,
+    limit: int,
+    *,
+    wanted: list[int] | None = None,
+    after: int = 0,
+    held: list[int] | None = None,
+    fresh: int | None = None,
 ) -> messages.JobsTaken:
-    head = messages.TakeJobs("q", shard.topic("q").id, wanted or [], after, held or [], limit, 2**20)
+    head = messages.TakeJobs("q", shard.topic("q").id, wanted or [], after, held or [], limit, 2**20, fresh)
     answer: messages.JobsTaken = shard.call(Op.TAKE_JOBS, head)
     return answer
 
@@ -381,25 +396,32 @@ def test_hot_jobs_go_out_and_the_others_stay_fresh(queue: Shard, disk: Disk) -> 
     taken = take(queue, 15)
     assert (taken.seqs, taken.at, taken.end) == (list(range(81, 96)), 0, False)
     rest = take(queue, 15, held=taken.seqs)
-    assert (rest.seqs, rest.at, rest.end) == (list(range(96, 101)), 0, False)
-    error = error_of(lambda: take(queue, 15, held=ALL[80:]))
-    assert (error.status, error.code) == (503, "shard_unavailable")
-    assert "mount its disk" in error.message
+    assert (rest.seqs, rest.at, rest.end, rest.beyond) == (list(range(96, 101)), 0, True, 100)
+    assert (rest.missed, rest.why) == ([(1, 80)], "")
+    nothing = take(queue, 15, held=ALL[80:])
+    assert (nothing.seqs, nothing.at, nothing.end, nothing.beyond) == ([], 0, True, 100)
+    assert "mount its disk" in nothing.why
     head = messages.CompleteJobs("q", queue.topic("q").id, taken.seqs, False, 0, 0)
     assert queue.call(Op.COMPLETE_JOBS, head).live == 85
     everything_held = take(queue, 15, held=[*ALL[:80], *range(96, 101)])
-    assert (everything_held.seqs, everything_held.end) == ([], True), "nothing is missed that somebody has"
+    assert (everything_held.seqs, everything_held.end) == ([], True)
+    assert (everything_held.beyond, everything_held.why) == (0, ""), "nothing is missed that somebody has"
     disk.come_back()
     assert take(queue, 3, held=rest.seqs).seqs == [81 - 80, 2, 3], "at once"
+    catch_up(queue)
+    assert take(queue, 3, held=rest.seqs).missed == []
 
 
 def test_jobs_that_are_free_again_wait_for_the_disk_too(queue: Shard, disk: Disk) -> None:
     taken = take(queue, 4, wanted=[3, 25, 85], after=80)
     assert (taken.seqs, taken.wanted, taken.gone) == ([85, 81, 82, 83], 1, []), "85 was free, three more are fresh"
-    assert error_of(lambda: take(queue, 2, wanted=[3, 25], after=100)).status == 503
+    assert take(queue, 4, wanted=[3, 25, 85], after=80, fresh=1).seqs == [85, 81], "no more than there is room for"
+    assert take(queue, 2, wanted=[3, 25], after=100).why
     queue.delete("q", before_seq=4)
     told = take(queue, 2, wanted=[3, 25], after=100)
-    assert (told.seqs, told.gone) == ([], [3]), "what is gone has to be told"
+    assert (told.seqs, told.gone, told.why) == ([], [3], ""), "what is gone has to be told"
+    assert take(queue, 2, wanted=[3], after=80, fresh=0).gone == [3]
+    assert take(queue, 2, wanted=[3], after=80, fresh=0).seqs == [81], "in its place"
     disk.come_back()
     catch_up(queue)
     assert take(queue, 2, wanted=[25], after=100).seqs == [25]

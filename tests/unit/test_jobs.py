@@ -754,6 +754,31 @@ def test_a_reader_starts_at_the_last_checkpoint(shard: Shard) -> None:
         shard.restart()
 
 
+def test_a_log_that_is_damaged_fails_its_queue_alone(tmp_path: Path) -> None:
+    """Also where the answer has to wait for a sync, so that no request is being handled when the log is read."""
+    shard = Shard(tmp_path, segment_max_events=4)
+    shard.put("q", config())
+    queue = Coordinator(shard)
+    for seq in range(1, 9):
+        queue.log([claimed(seq)], durable=True)
+    shard.flush(LOG)
+    path = shard.topic(LOG).segments[0].index_path
+    shard._files.forget(path)
+    Path(path).write_bytes(b"damaged")
+    error = error_of(queue.open)
+    assert (error.code, "damaged" in error.message) == ("internal", True)
+    queue.send_log([claimed(9)], durable=True)
+    shard.engine.commit.write()
+    assert shard.topic(LOG).pending
+    waits = queue.send(Op.OPEN_QUEUE, messages.OpenQueue("q"))
+    assert queue.answers(waits) == []
+    shard.settle()
+    assert queue.answers(waits)[0][0].message == error.message
+    assert [topic for topic, _ in shard.engine.totals.unreadable] == ["q"]
+    shard.append("q", numbers(1, 3))
+    assert queue.take()[0].seqs == [1, 2, 3]
+
+
 def test_history_has_a_bound(tmp_path: Path) -> None:
     """What follows the checkpoint before last is never cut: the last one may not survive a power cut."""
     shard = Shard(tmp_path, segment_max_events=8, lease_history_bytes=2_000)

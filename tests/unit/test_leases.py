@@ -721,6 +721,51 @@ def test_what_is_put_back_is_picked_again_in_order() -> None:
     assert leases.pick(9) == ([1, 3, 4], [])
 
 
+def test_what_can_not_be_read_is_passed_over_and_comes_back_in_order() -> None:
+    leases = some_free(1, 2, 5, 6, 9)
+    assert leases.miss([(1, 2), (4, 5)])
+    assert not leases.miss([(1, 2), (4, 5)]), "known"
+    assert leases.free
+    assert leases.pick(9, max_deliveries=1) == ([], [6, 9]), "what can't be read can't be moved away either"
+    assert not leases.free
+    leases.put_back([9, 6, 5])
+    leases.remove([1])
+    assert leases.miss([(1, 2), (4, 6)])
+    assert leases.pick(9) == ([9], [])
+    assert leases.misses
+    leases.reach()
+    assert not leases.misses
+    assert leases.pick(9) == ([2, 5, 6], [])
+
+
+def test_what_becomes_free_while_it_can_not_be_read_waits_too() -> None:
+    leases = some_free(1, also=1)
+    leases.claim([2, 3], node=NODE, deadline_ms=100)
+    leases.miss([(1, 3)])
+    leases.nack(NODE, [3])
+    leases.advance(101)
+    assert not leases.free
+    assert len(leases.extend(NODE, [2], deadline_ms=FAR)) == 1
+    assert leases.pick(9) == ([], [])
+    leases.reach()
+    assert leases.pick(9) == ([1, 3], [])
+
+
+def test_the_cursor_goes_beyond_what_can_not_be_read_and_back() -> None:
+    leases = Leases()
+    leases.cursor = 5
+    leases.pass_over(stays=5, beyond=90)
+    leases.pass_over(stays=95, beyond=99)
+    assert (leases.cursor, leases.misses) == (99, True)
+    leases.rewind([3])
+    assert leases.cursor == 2
+    leases.reach()
+    assert (leases.cursor, leases.misses) == (2, False)
+    leases.pass_over(stays=2, beyond=90)
+    leases.reach()
+    assert leases.cursor == 2
+
+
 def test_what_is_put_back_twice_is_picked_once() -> None:
     leases = some_free(1, 2)
     assert leases.pick(9) == ([1, 2], [])
@@ -1059,18 +1104,19 @@ def test_the_books_are_right_whatever_is_called(seed: int) -> None:
     chance = random.Random(seed)
     leases = Leases()
     now = 0
+    missed: set[int] = set()
     for _ in range(1_500):
         now += chance.choice([0, 0, 1, 5])
         seqs = [chance.randrange(12) for _ in range(chance.randrange(1, 5))]
         node = chance.choice("abc")
         when = now + chance.choice([0, 1, 3, 10])
-        match chance.randrange(12):
+        match chance.randrange(14):
             case 0 | 1:
                 fit = [seq for seq in dict.fromkeys(seqs) if leases.claimable(seq, fresh=True)]
                 leases.claim(fit, node=node, deadline_ms=when, stream=chance.choice([0, 7, 8]))
             case 2:
                 picked, worn = leases.pick(chance.randrange(4), max_deliveries=chance.choice([0, 0, 3]))
-                check_books(leases, picked=[*picked, *worn])
+                check_books(leases, picked=[*picked, *worn], missed=missed)
                 claimed = leases.claim(picked[:2], node=node, deadline_ms=when)
                 assert changed_seqs(claimed) == picked[:2]
                 leases.put_back([*worn, *picked[2:]])
@@ -1092,5 +1138,12 @@ def test_the_books_are_right_whatever_is_called(seed: int) -> None:
                 leases.disconnect(chance.choice([7, 8, 9]))
             case 11:
                 leases.advance(now)
-        check_books(leases)
+            case 12:
+                stretches = [(low, low + 3) for low in chance.choice([[0], [0, 6], [7], []])]
+                leases.miss(stretches)
+                missed = {seq for first, last in stretches for seq in range(first, last + 1)}
+            case 13:
+                leases.reach()
+                missed = set()
+        check_books(leases, missed=missed)
     assert now > 100

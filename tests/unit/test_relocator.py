@@ -597,6 +597,28 @@ def test_what_a_queue_needs_to_open_stays(shard: Shard) -> None:
     assert len([segment for segment in shard.topic(log).segments if segment.cold]) > len(cold), "it goes later"
 
 
+def test_a_leases_log_that_is_damaged_stays_and_ends_nothing_else(shard: Shard) -> None:
+    """Where its last checkpoint is can't be told; said once, until it can be told again."""
+    log = log_name("q")
+    for topic in (log, "t"):
+        fill(shard, topic)
+    path = Path(shard.topic(log).segments[1].index_path)
+    whole = path.read_bytes()
+    shard._files.forget(str(path))
+    path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    for _ in range(3):
+        shard.relocate()
+    assert (tiers(shard, log), tiers(shard)) == ("hhhhh", "cccch")
+    [(topic, reason)] = shard.engine.totals.unreadable
+    assert (topic, path.name in reason) == (log, True)
+    path.write_bytes(whole)
+    shard.relocate()
+    assert "c" not in tiers(shard, log), "it has no checkpoint"
+    path.write_bytes(b"")
+    shard.relocate()
+    assert len(shard.engine.totals.unreadable) == 2
+
+
 def test_forwards_read_it(shard: Shard) -> None:
     fill(shard)
     shard.relocate()

@@ -20,7 +20,7 @@ from topics.datadir.log import _boot_id
 from topics.datadir.ranges import both, joined, minus, total
 from topics.datadir.repair import plan as plans
 from topics.datadir.view.folder import Folder
-from topics.errors import TopicsError
+from topics.errors import CorruptData, TopicsError
 from topics.storage.config import TopicConfig
 from topics.storage.format import FrameType
 from topics.storage.frames import Frame
@@ -224,6 +224,32 @@ def test_what_follows_an_acknowledged_round_is_kept(tmp_path: Path, newer: bool)
     assert lost(report) == [("t", 2, 2)]
     (topic,) = Folder(str(tmp_path)).topics
     assert (topic.head_seq, topic.count) == (6, 5)
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_wrong_bit_at_the_end_of_a_file_takes_no_newer_file_with_it(tmp_path: Path, more: int) -> None:
+    """After a reboot, where nothing was synced: the server refuses such a folder, so what follows is kept."""
+    shard = Shard(tmp_path, wal_file_bytes=16_384, disk_sync_ms=600_000)
+    shard.put("t", TopicConfig(durability="memory", durable=False))
+    shard.sync()
+    written = 0
+    while len(shard.engine.wal.files) < 2:
+        shard.append("t", records(1, size=400))
+        written += 1
+    for _ in range(more):
+        shard.append("t", records(1, size=400))
+    path = Path(shard.engine.wal.files[0].path)
+    shard.crash()
+    write_manifest(tmp_path)
+    frame = frames_of(path)[-1]
+    assert (frame.first_seq, frame.count) == (written - 1, 1)
+    flip_bit(path, frame.offset + frame.length - 200, 4)
+    with pytest.raises(CorruptData):
+        Shard(tmp_path)
+    report = repair(tmp_path)
+    assert lost(report) == [("t", frame.first_seq, frame.last_seq)]
+    (topic,) = Folder(str(tmp_path)).topics
+    assert (topic.head_seq, topic.count) == (written + more, written + more - 1)
 
 
 # --- segments ------------------------------------------------------------------------------------------

@@ -6,6 +6,10 @@ Whoever comes while the shard is asked is served by the next pass. A claim is an
 left. Without a window claims are served as they came; with one, and wherever connections wait, jobs are divided.
 A claim whose pass sends jobs to the dead letters is answered when they are there, so that the next read finds them; or
 when they were refused, or after a moment: the job that it got has a lease that ends.
+
+While the disk of the cold tier is away the shard says where the jobs are that it can't read. They are set aside, so a
+pass asks for others, and reads on beyond them: it need not name all leases behind the first of them. When the shard has
+them back, and at least every two seconds, they are asked for again. A claim for which there are no others is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.actors.rpc import Unavailable, as_api_error, is_gone
-from topics.errors import ApiError, throttled_by
+from topics.errors import ApiError, Unreachable, throttled_by, unreadable
 from topics.queue import fair_share
 from topics.queue.lease_table import State
 from topics.queue.waiters import Claimer, Member, Taking, Worker
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from topics.queue.queue import Queue
 
 _PAUSE_MS = 200
+_MISSED_MS = 2_000  # so long jobs are set aside that can't be read: as often the shard looks for their disk
 _LETTERS_MS = 1_000  # a claim waits so long for its dead letters
 
 Share = tuple[Member, messages.Claimed, bytes]
@@ -54,6 +59,8 @@ class Passes:
         self._turn = 0
         self.window_ms = 0  # when the cohort that gathers is served; 0: none gathers
         self.pause_ms = 0  # connections are not served before this: the shard refused
+        self.missed_ms = 0  # when the jobs are asked for again that could not be read; 0: there are none
+        self._why = ""  # they can't be read, as far as it has been said
         self.fresh = True  # whether the log may hold jobs behind the cursor
         self.retiring = False  # connections are served by the next process
         self._untried: set[int] = set()  # jobs on their way to the dead letters for the first time
@@ -109,6 +116,8 @@ class Passes:
         self._send_held()
         if now >= self.pause_ms:
             self.pause_ms = 0
+        if self.missed_ms and now >= self.missed_ms:
+            self._reach()
         if self._taking is not None:
             return
         wanting: list[Member] = [*self._claimers]
@@ -139,19 +148,15 @@ class Passes:
     def _take(self, cohort: list[Member], *, evenly: bool) -> None:
         wanted = [member.max if isinstance(member, Claimer) else self._room(member) for member in cohort]
         total = sum(wanted)
-        max_deliveries = self._queue.config.max_deliveries if self._queue.config.dead_letter else 0
-        picked, worn = self._leases.pick(total, max_deliveries=max_deliveries)
-        if worn:
-            moving = self._leases.move(worn)
-            seqs = [lease.seq for lease in moving]
-            self._untried.update(seqs)
-            for member in cohort:
-                if isinstance(member, Claimer):
-                    member.moving.update(seqs)
-            self._queue.worn(moving)
-        limit = min(total, len(picked) + max(0, limits.MAX_LEASES - len(self._leases)))
+        picked = self._pick(cohort, total)
+        room = max(0, limits.MAX_LEASES - len(self._leases))
+        if not picked and not room and self._leases.misses and not self._why:
+            self._reach()
+            picked = self._pick(cohort, total)
+        limit = min(total, len(picked) + room)
         if not limit:
-            _refuse(cohort, throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first"))
+            full = throttled_by("max_leases", limits.MAX_LEASES, "ack or nack jobs of this queue first")
+            _refuse(cohort, self._out_of_reach() if self._leases.misses else full)
             return
         self._taking = Taking(cohort, wanted, picked, after=self._leases.cursor, evenly=evenly)
         self._queue.counts.passing = True
@@ -163,8 +168,43 @@ class Passes:
             held=self._leases.held_beyond(self._leases.cursor),
             limit=limit,
             max_bytes=min(limits.CLAIM_BYTES, sum(map(self._budget, cohort))),
+            fresh=room,
         )
         self._queue.asks.call(self._queue.shard, Op.TAKE_JOBS, head, self._taken)
+
+    def _pick(self, cohort: list[Member], total: int) -> list[int]:
+        """Free jobs to ask for. Those that were delivered too often go to the dead letters."""
+        max_deliveries = self._queue.config.max_deliveries if self._queue.config.dead_letter else 0
+        picked, worn = self._leases.pick(total, max_deliveries=max_deliveries)
+        if worn:
+            moving = self._leases.move(worn)
+            seqs = [lease.seq for lease in moving]
+            self._untried.update(seqs)
+            for member in cohort:
+                if isinstance(member, Claimer):
+                    member.moving.update(seqs)
+            self._queue.worn(moving)
+        return picked
+
+    def _miss(self, taken: messages.JobsTaken) -> bool:
+        """Set aside what the shard can't read; whether that is news."""
+        if not taken.missed:
+            if self.missed_ms:
+                self._reach()
+            return False
+        self.missed_ms = self.missed_ms or self._queue.now_ms() + _MISSED_MS
+        self._why = taken.why or self._why
+        return self._leases.miss(taken.missed)
+
+    def _reach(self) -> None:
+        """The next pass asks for what could not be read, too."""
+        self.missed_ms = 0
+        self._why = ""
+        self._leases.reach()
+        self.fresh = True
+
+    def _out_of_reach(self) -> ApiError:
+        return unreadable(Unreachable(self._why))
 
     def _taken(self, taken: messages.JobsTaken, body: bytes | memoryview, error: Exception | None) -> None:
         taking, self._taking = self._taking, None
@@ -181,8 +221,9 @@ class Passes:
             return
         self._queue.gone(taken.gone)
         leases.put_back(set(taking.picked).difference(taken.seqs[: taken.wanted]))
-        if taken.gone and leases.free:
-            # Fresh jobs stand where free ones should: some of those that were asked for had been removed.
+        news = self._miss(taken)
+        if (taken.gone or (news and taken.wanted < len(taking.picked))) and leases.free:
+            # Fresh jobs stand where free ones should: some that were asked for had been removed, or are missed.
             leases.put_back(taken.seqs[: taken.wanted])
             self._claimers[:0] = [member for member in taking.cohort if isinstance(member, Claimer) and not member.gone]
             self.window_ms = self._queue.now_ms() if self._claimers else 0
@@ -190,6 +231,8 @@ class Passes:
         self.fresh = not taken.end or leases.cursor < taking.after
         if leases.cursor >= taking.after:  # else somebody's jobs have become fresh again meanwhile
             leases.cursor = taken.at
+            if taken.beyond:
+                leases.pass_over(stays=taken.at, beyond=taken.beyond)
         leases.advance(self._queue.now_ms())
         usable = [at for at, seq in enumerate(taken.seqs) if leases.claimable(seq, fresh=at >= taken.wanted)]
         self._divide(taking, taken, body, usable)
@@ -222,9 +265,13 @@ class Passes:
             self._leases.put_back(taken.seqs[at] for at in left if at < taken.wanted)
             self._leases.rewind([taken.seqs[at] for at in left if at >= taken.wanted])
             self.fresh = True
+        if empty and self._leases.misses and not self._why and not (self.fresh or self._leases.free):
+            self._reach()  # there are no others
         if empty and (self.fresh or self._leases.free):
             self._claimers[:0] = empty  # before those who came meanwhile
             self.window_ms = now
+        elif empty and self._why:
+            _refuse(empty, self._out_of_reach())
         else:
             given += [(member, *self._lease(member, [], taken, body, now)) for member in empty]
         self._queue.journal.when_logged(

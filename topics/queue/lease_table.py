@@ -7,6 +7,8 @@ Rules:
 - an expired lease stays its holder's until somebody else claims the job: it may still ack, nack or extend.
 - time is given by the caller; expiry is noticed when somebody looks (`advance`), never by a timer per job.
 - free jobs go out before fresh ones, the lowest seq first.
+- jobs that can't be read for now (`miss`) are no free ones, and the cursor goes on beyond them; with `reach` everything
+  is in its place again.
 
 Nothing here is on disk: the events that a caller writes (storage/leases.py) rebuild it with `replay`. A job whose
 events were lost is in the log still and is found there again as if it were fresh.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -91,6 +94,10 @@ class Leases:
         self._timers: list[tuple[int, int]] = []  # a heap of (when it is due, seq); some no longer hold
         self._streams: dict[int, set[int]] = {}  # jobs by connection ...
         self._held: dict[int, int] = {}  # ... and how many of them it holds
+        self._missed: list[tuple[int, int]] = []  # stretches of seqs that can't be read
+        self._starts: list[int] = []  # where they begin
+        self._aside: list[int] = []  # jobs there that would be on the heap of free ones
+        self._stays: int | None = None  # where the cursor goes back to: before the first fresh job there
         self._next = first_number  # the next lease's number
         self._highest = 0  # the highest seq that was ever in the table
         self.cursor = 0  # jobs up to here are not fresh, but for those that `replay` did not know
@@ -148,6 +155,9 @@ class Leases:
             lease = self._jobs.get(seq)
             if lease is None or not lease.queued:
                 continue
+            if self._missed and self._is_missed(seq):
+                self._aside.append(seq)
+                continue
             lease.queued = False
             if lease.state not in _CLAIMABLE:
                 continue
@@ -169,9 +179,12 @@ class Leases:
         while free:
             lease = self._jobs.get(free[0])
             if lease is not None and lease.queued:
-                if lease.state in _CLAIMABLE:
+                if self._missed and self._is_missed(lease.seq):
+                    self._aside.append(lease.seq)
+                elif lease.state in _CLAIMABLE:
                     return True
-                lease.queued = False
+                else:
+                    lease.queued = False
             heapq.heappop(free)
         return False
 
@@ -211,6 +224,48 @@ class Leases:
         if cursor >= self._highest:
             return []
         return sorted(seq for seq in self._jobs if seq > cursor)
+
+    # --- jobs that can't be read for now ---
+
+    @property
+    def misses(self) -> bool:
+        """Whether jobs are passed over."""
+        return bool(self._aside) or self._stays is not None
+
+    def _is_missed(self, seq: int) -> bool:
+        at = bisect_right(self._starts, seq)
+        return at > 0 and seq <= self._missed[at - 1][1]
+
+    def miss(self, stretches: list[tuple[int, int]]) -> bool:
+        """Free jobs in these are set aside. Whether they are other stretches than before."""
+        if stretches == self._missed:
+            return False
+        self.reach()
+        self._missed = stretches
+        self._starts = [first for first, _ in stretches]
+        free = self._free
+        free.sort()  # which is a heap, too
+        for first, last in reversed(stretches):
+            begin, end = bisect_left(free, first), bisect_right(free, last)
+            self._aside += free[begin:end]
+            del free[begin:end]
+        return True
+
+    def pass_over(self, *, stays: int, beyond: int) -> None:
+        """Fresh jobs behind `stays` are missed; what was looked at goes further."""
+        self._stays = stays if self._stays is None else min(self._stays, stays)
+        self.cursor = beyond
+
+    def reach(self) -> None:
+        """They are to be asked for like others."""
+        self._missed, self._starts = [], []
+        if self._aside:
+            self._free += self._aside
+            self._aside = []
+            heapq.heapify(self._free)
+        if self._stays is not None:
+            self.cursor = min(self.cursor, self._stays)
+            self._stays = None
 
     # --- what holders say ---
 
@@ -430,8 +485,9 @@ class Leases:
             timed = [(_due_ms(lease), lease.seq) for lease in self._jobs.values()]
             self._timers = [(due_ms, seq) for due_ms, seq in timed if due_ms is not None]
             heapq.heapify(self._timers)
-        if len(self._free) > most:
+        if len(self._free) + len(self._aside) > most:
             self._free = [lease.seq for lease in self._jobs.values() if lease.queued]
+            self._aside = []  # those are on the heap again, and set aside when they are met
             heapq.heapify(self._free)
 
 

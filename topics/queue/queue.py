@@ -268,7 +268,7 @@ class Queue:
         recorded has waited for company long enough."""
         times = [self.passes.window_ms, self.journal.due_ms, self.passes.held_due_ms]
         if self.workers:
-            times += [self.leases.next_due_ms() or 0, self.passes.pause_ms]
+            times += [self.leases.next_due_ms() or 0, self.passes.pause_ms, self.passes.missed_ms]
         return min(filter(None, times), default=None)
 
     def _advance(self) -> None:

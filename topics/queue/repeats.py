@@ -24,7 +24,7 @@ from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
 from topics.actors.rpc import as_api_error
-from topics.errors import ApiError
+from topics.errors import ApiError, Unreachable, unreadable
 from topics.queue.lease_table import Lease, State
 from topics.queue.waiters import Caller, Claimer
 from topics.storage.leases import LeaseEvent
@@ -148,6 +148,9 @@ class Repeats:
             queue.touch()
             if error is not None:
                 claimer.caller.fail(Op.CLAIM, as_api_error(error))
+                return
+            if answer.why:
+                claimer.caller.fail(Op.CLAIM, unreadable(Unreachable(answer.why)))
                 return
             queue.gone(answer.gone)
             begin = 0

@@ -3,8 +3,9 @@
 The coordinator decides who gets what; here is what exists. Rules:
 
 - jobs are read when they are handed out, so what somebody deleted is never given to anyone.
-- jobs in the cold tier are passed over while its disk is away, and stay free or fresh: those behind them go out. If
-  there are no others, the answer is the error of a read.
+- jobs in the cold tier are passed over while its disk is away, and stay free or fresh: those behind them go out. Every
+  answer says where such jobs are. If there are no others they are fetched all the same, and the answer says why they
+  can't be.
 - an ack is a delete: written before it takes effect, answered when it is as durable as the topic's class promises.
   Its event is written before it, in the same write: a delete that survived a crash has its event too.
 - `removals` counts what left the topic otherwise. The coordinator compares it and asks which, if it has changed; a
@@ -24,7 +25,16 @@ import msgspec
 from topics import limits
 from topics.actors import messages
 from topics.actors.messages import Op
-from topics.errors import ApiError, DiskFull, being_rebuilt, not_a_queue, topic_not_found
+from topics.errors import (
+    ApiError,
+    CorruptData,
+    DiskFull,
+    Unreachable,
+    being_rebuilt,
+    not_a_queue,
+    topic_not_found,
+    unreadable,
+)
 from topics.storage.config import TopicConfig
 from topics.storage.control import DeleteFrame, encode_delete
 from topics.storage.format import FrameType, frame_bytes
@@ -50,6 +60,34 @@ def last_checkpoint(log: Topic) -> int:
 
 def removals(topic: Topic) -> int:
     return topic.deleted_total + topic.evicted_total + topic.expired_total - topic.completed
+
+
+def missed_stretches(topic: Topic) -> list[tuple[int, int]]:
+    """Where its jobs are out of reach: first and last seqs of segments whose disk is away."""
+    stretches: list[tuple[int, int]] = []
+    joins = False
+    for segment in topic.segments:
+        missed = segment.cold and segment.is_missed
+        if missed and joins:
+            stretches[-1] = (stretches[-1][0], segment.last_seq)
+        elif missed:
+            stretches.append((segment.first_seq, segment.last_seq))
+        joins = missed
+    return stretches
+
+
+class _Found:
+    """For one request for jobs."""
+
+    __slots__ = ("budget", "missed", "pieces", "seqs", "stays", "why")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # bytes that are left
+        self.seqs: list[int] = []
+        self.pieces: list[bytes] = []
+        self.missed: Row | None = None  # the first whose disk is away
+        self.why = ""  # it could not be fetched
+        self.stays: int | None = None  # where the cursor stays: before the first fresh job that is missed
 
 
 class _Nobody:
@@ -104,19 +142,26 @@ class Jobs:
         def answer(fsync_us: int) -> bytes:
             if topic.dropped:
                 return messages.pack_failure(Op.OPEN_QUEUE, correlation, topic_not_found(topic.name))
-            # Changes are told from here on: one that came before its answer would be taken for that.
-            self._watched[topic.id] = (reply_to, correlation)
-            self._told[topic.id] = removals(topic)
             log_from = log_head = 0
             if log is not None:
                 log_from, log_head = last_checkpoint(log) - 1, log.head_seq
+            # Changes are told from here on: one that came before its answer would be taken for that.
+            self._watched[topic.id] = (reply_to, correlation)
+            self._told[topic.id] = removals(topic)
             opened = messages.QueueOpened(
                 topic.id, topic.config, topic.count + topic.completing, removals(topic), log_from, log_head
             )
             return messages.pack(Op.OPEN_QUEUE, correlation, opened)
 
+        def synced(fsync_us: int) -> bytes:
+            try:
+                return answer(fsync_us)
+            except (CorruptData, Unreachable, OSError) as error:  # of this queue alone; nobody else would catch it here
+                self._totals.unreadable.append((topic.name, str(error)))
+                return messages.pack_failure(Op.OPEN_QUEUE, correlation, unreadable(error))
+
         if log is not None and log.pending:
-            self._commit.wait_for_sync(reply_to, answer)  # some of it can't be read before
+            self._commit.wait_for_sync(reply_to, synced)  # some of it can't be read before
             return None
         return answer(0)
 
@@ -161,65 +206,61 @@ class Jobs:
     def _take(self, request: messages.TakeJobs, reply_to: ReplyTo, correlation: int) -> bytes:
         topic = self._queue(request.topic, request.topic_id)
         topic.last_read_ts = self._now_ms()
-        pieces: list[bytes] = []
-        seqs: list[int] = []
+        found = _Found(request.max_bytes)
+        pieces, seqs = found.pieces, found.seqs
         gone: list[int] = []
-        budget = request.max_bytes
-        missed = None
         for seq in request.wanted:
             row = topic.rows.find(seq)
             if row is None or not row.live or not row.is_live(seq - row.first):
                 gone.append(seq)
-            elif budget > 0:
+            elif found.budget > 0:
                 if self._away(row):
                     if row.source.is_missed:
-                        missed = missed or row
+                        found.missed = found.missed or row
                         continue
                     if pieces:
-                        budget = 0
+                        found.budget = 0
                         continue
                     raise self._wanted(topic, request)
-                piece = self._piece(row, seq - row.first)
-                if len(piece) > budget and pieces:
-                    budget = 0
+                piece = self._piece_or_why(row, seq - row.first, found)
+                if piece is None:
                     continue
-                budget -= len(piece)
+                if len(piece) > found.budget and pieces:
+                    found.budget = 0
+                    continue
+                found.budget -= len(piece)
                 pieces.append(piece)
                 seqs.append(seq)
         wanted = len(seqs)
         at, end = request.after, False
         room = request.limit - wanted
-        if room > 0 and budget > 0:
-            at, end, missed = self._take_fresh(topic, request, room, budget, seqs, pieces, missed)
-        if missed is not None and not pieces and not gone:
-            raise Away([missed])  # it may have come back, or its reader meets the error
+        if request.fresh is not None:
+            room = min(room, request.fresh + len(gone))
+        if room > 0 and found.budget > 0:
+            at, end = self._take_fresh(topic, request, room, found)
+        if found.missed is not None and not (pieces or gone or found.why):
+            raise Away([found.missed])  # it may have come back
         taken = messages.JobsTaken(
             seqs=seqs,
             ends=list(accumulate([len(piece) + 1 for piece in pieces])),
             wanted=wanted,
             gone=gone,
-            at=at,
+            at=at if found.stays is None else found.stays,
             end=end,
             live=topic.count + topic.completing,
             removals=removals(topic),
+            missed=missed_stretches(topic),
+            beyond=0 if found.stays is None else at,
+            why="" if pieces or gone else found.why,
         )
         return messages.pack(Op.TAKE_JOBS, correlation, taken, b",".join(pieces))
 
-    def _take_fresh(
-        self,
-        topic: Topic,
-        request: messages.TakeJobs,
-        room: int,
-        budget: int,
-        seqs: list[int],
-        pieces: list[bytes],
-        missed: Row | None,
-    ) -> tuple[int, bool, Row | None]:
-        """Jobs behind the cursor; where it stands then, whether nothing is left behind it, and what is missed. The
-        cursor stays before the first job that is: those given from behind it are told as held the next time."""
+    def _take_fresh(self, topic: Topic, request: messages.TakeJobs, room: int, found: _Found) -> tuple[int, bool]:
+        """Jobs behind the cursor; what was looked at, and whether nothing is left behind it. Before the first job that
+        is missed the cursor stays."""
         at = request.after
         held = frozenset(request.held)
-        stays: int | None = None
+        pieces = found.pieces
         for row in topic.rows.since(topic.rows.position(at + 1)):
             if not row.live:
                 continue
@@ -228,28 +269,40 @@ class Jobs:
                 if seq in held:
                     at = seq
                     continue
-                if room <= 0 or budget <= 0:
-                    return at if stays is None else stays, False, missed
-                if self._away(row):
-                    if row.source.is_missed:
-                        missed = missed or row
-                        stays = at if stays is None else stays
-                        break
-                    if pieces:
-                        return at if stays is None else stays, False, missed
-                    raise window(topic, self._cache, first=row, records=room, size=budget)
-                piece = self._piece(row, index)
-                if len(piece) > budget and pieces:
-                    return at if stays is None else stays, False, missed
+                if room <= 0 or found.budget <= 0:
+                    return at, False
+                piece = None
+                if not self._away(row):
+                    piece = self._piece_or_why(row, index, found)
+                elif row.source.is_missed:
+                    found.missed = found.missed or row
+                elif pieces:
+                    return at, False
+                else:
+                    raise window(topic, self._cache, first=row, records=room, size=found.budget)
+                if piece is None:
+                    found.stays = at if found.stays is None else found.stays
+                    break
+                if len(piece) > found.budget and pieces:
+                    return at, False
                 pieces.append(piece)
-                seqs.append(seq)
+                found.seqs.append(seq)
                 room -= 1
-                budget -= len(piece)
+                found.budget -= len(piece)
                 at = seq
             at = max(at, row.last)
-        if stays is not None:
-            return stays, False, missed
-        return max(at, topic.head_seq), True, missed
+        return max(at, topic.head_seq), True
+
+    def _piece_or_why(self, row: Row, index: int, found: _Found) -> bytes | None:
+        """None: it could not be fetched just now, because its disk is away."""
+        try:
+            return self._piece(row, index)
+        except Unreachable as error:
+            if not row.source.is_missed:
+                raise
+            found.missed = found.missed or row
+            found.why = str(error)
+            return None
 
     def _wanted(self, topic: Topic, request: messages.TakeJobs) -> Away:
         """What is away of the jobs that are asked for by seq."""

@@ -42,6 +42,7 @@ class TakeJobs(Message, frozen=True):
     held: list[int]  # ... but for these
     limit: int
     max_bytes: int
+    fresh: int | None = None  # at most so many from behind the cursor, and one for each wanted that is gone
 
 
 class JobsTaken(Message, frozen=True):
@@ -51,10 +52,13 @@ class JobsTaken(Message, frozen=True):
     ends: list[int]  # where each one's JSON ends in the body, its comma counted
     wanted: int  # how many of them were asked for by seq
     gone: list[int]  # asked for, but no longer there
-    at: int  # the cursor behind what was looked at
-    end: bool  # there is nothing behind it
+    at: int  # the cursor behind what was looked at, or before the first job there that is missed
+    end: bool  # there is nothing behind what was looked at
     live: int
     removals: int
+    missed: list[tuple[int, int]]  # all stretches of jobs whose disk is away: first and last seq
+    beyond: int  # if the cursor stays: what was looked at, to read on from until the disk is back; else 0
+    why: str  # there was nothing but missed jobs, which were tried
 
 
 class CompleteJobs(Message, frozen=True):

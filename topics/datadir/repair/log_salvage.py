@@ -90,6 +90,7 @@ class _Torn(msgspec.Struct, frozen=True):
     data: bytes
     offset: int
     file: str
+    salt: int  # of that file; the next good frame may be in another
     room: int | None  # None: the file may have been cut short here
     lost: bool = False  # a frame stood here, whatever follows
 
@@ -190,7 +191,7 @@ class _Salvage:
                 file.faults.append(f"no good frame at offset {piece.offset}, behind frame {self._log.last_lsn}")
                 room = piece.length if piece.kind == "damaged" else None
                 rest = data[piece.offset : piece.offset + piece.length]
-                self._torn = _Torn(rest, piece.offset, file.file, room, lost)
+                self._torn = _Torn(rest, piece.offset, file.file, file.header.salt, room, lost)
 
     def _was_frame(self, file: LogFile, data: bytes, offset: int) -> bool:
         """Whether bytes behind the last frame of a file, that a server would refuse, were a frame."""
@@ -244,7 +245,7 @@ class _Salvage:
         torn = self._torn  # what stands before it
         verdict = judge_tail(
             last_lsn=self._log.last_lsn,
-            behind=Behind.PIECE if torn is None else look_behind(torn.data, salt=file.header.salt),
+            behind=Behind.PIECE if torn is None else look_behind(torn.data, salt=torn.salt),
             later=sum_up(chain([frame], self._behind(file, frame))),
             same_boot=file.number <= self._file_no or file.header.boot_id in (WHOLE, boot_id()),
             covered=self._covered,

@@ -388,9 +388,9 @@ class Mover:
         def write() -> None:
             for fd in unsynced:  # a snapshot never covers what is not on the platter
                 self._disk.sync(fd)
-            if unsynced:
-                self._disk.sync_dir(self._folder)  # nor a file whose name is not
             try:
+                if unsynced:
+                    self._disk.sync_dir(self._folder)  # nor a file whose name is not
                 for segment, rows in flags:
                     try:
                         segment.write_flags(rows)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from topics.errors import ColdTierGone, CorruptData, DiskFull
+from topics.errors import ColdTierGone, CorruptData, DiskFull, Unreachable
 from topics.settings import Settings
 from topics.storage.leases import is_log_name
 from topics.storage.paths import segment_name, topic_dir
@@ -69,6 +69,7 @@ class Relocator:
         self._looked_at: dict[Topic, None] = {}  # topics that may have segments to move, in order
         self._copying: Segment | None = None
         self._leaving: dict[Segment, Topic] = {}  # whose copies are to take the place of their hot files
+        self._damaged: set[int] = set()  # leases logs that can't be read, and that it has been said of
         self._retry_ms = 0
         self._look_ms = 0
         self._looking = False
@@ -123,7 +124,7 @@ class Relocator:
                     topic.segments, keep_segments=settings.hot_retain_segments, keep_bytes=settings.hot_retain_bytes
                 )
             if found and is_log_name(topic.name):
-                needed = last_checkpoint(topic)  # a queue opens without the cold disk
+                needed = self._needed(topic)
                 found = [segment for segment in found if segment.last_seq < needed]
             for segment in found:
                 if segment not in waiting:
@@ -131,6 +132,19 @@ class Relocator:
                     return True
             del self._looked_at[topic]
         return self.busy
+
+    def _needed(self, log: Topic) -> int:
+        """From where on a leases log stays, so that its queue opens without the cold disk. All of it stays while that
+        can't be told; that is said once, and a queue that is opened meets the error itself."""
+        try:
+            needed = last_checkpoint(log)
+        except (CorruptData, Unreachable, OSError) as error:
+            if log.id not in self._damaged:
+                self._damaged.add(log.id)
+                log.totals.unreadable.append((log.name, str(error)))
+            return 0
+        self._damaged.discard(log.id)
+        return needed
 
     def look(self) -> None:
         """Now and then, also while nothing else happens: is the disk there?"""
