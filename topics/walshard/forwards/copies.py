@@ -82,7 +82,7 @@ class Pipe:
         self.saved_to = flushed_to  # ... and up to which seq a start finds copies in segments
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
-        self.pending = False  # a forward is taken, but its copies are not readable yet
+        self.pending = 0  # parts of a forward that are taken, and not readable yet: what was lost, and copies
         self.rebuild: Rebuild | None = None  # rows that a crash left without their bytes
         self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen ...
         self.tail_to = 0  # ... none of them above this seq
