@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from folderplay import newcomer, write_manifest
-from model import Record
+from model import BOOT, Record
 from onlooker import named
 from pipeshard import Forwarder, PipeShard, numbers, rule
 from test_engine_recovery import OTHER_BOOT, PowerDisk
@@ -449,6 +450,38 @@ def test_a_snapshot_is_made_while_a_loss_waits(tmp_path: Path, published: bool) 
     write_manifest(tmp_path)
     view = named(newcomer(shard), "d")
     assert (view.head_seq, view.trims) == (SEEN + lost, [(SEEN + 1, SEEN + lost)])
+    shard.crash()
+
+
+def test_what_is_skipped_is_promised_on_the_platter(tmp_path: Path) -> None:
+    """Copies that were made again have raised the ceiling since: a second power cut may take that promise."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    topic = shard.topic("d")
+    ceiling = topic.ceiling
+    more = limits.SEQ_RESERVE * 2 // 3
+    Forwarder(shard, "s", "d").step(limit=2)
+    cut = Event()
+    sync = disk.sync
+    disk.sync = lambda fd: cut.wait() and None  # type: ignore[assignment, func-returns-value, method-assign]
+    sent = shard.send_forward("s", "d", numbers(4, more), level=False)
+    shard.engine.commit.write()
+    assert shard.answered(sent)
+    assert topic.rebuilding
+    assert topic.ceiling > ceiling
+    shard.send_forward("s", "d", [], to_seq=SEEN + more + 3, complete=False)
+    shard.engine.commit.write()
+    assert not topic.rebuilding
+    cursor = shard.diff("d", topic.head_seq).next_from_seq
+    disk.cut_power(tmp_path, lambda: False)
+    cut.set()
+    shard.crash()
+    disk.sync = sync  # type: ignore[method-assign]
+    shard.open(disk, boot=BOOT)
+    shard.delete("s", before_seq=SEEN + 1)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.append("d", numbers(9, 1)).first_seq > cursor
     shard.crash()
 
 

@@ -233,7 +233,7 @@ class Pipes:
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""
-        self._commit.skip_tail(topic, topic.ceiling, trimmed=trimmed, at=at)
+        self._commit.skip_tail(topic, pipe.tail_to, trimmed=trimmed, at=at)
         self._tail_ends(topic, pipe)
         self._rebuilt(topic, pipe)
 
