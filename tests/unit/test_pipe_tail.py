@@ -464,7 +464,7 @@ def test_what_is_skipped_is_promised_on_the_platter(tmp_path: Path) -> None:
     Forwarder(shard, "s", "d").step(limit=2)
     cut = Event()
     sync = disk.sync
-    disk.sync = lambda fd: cut.wait() and None  # type: ignore[assignment, func-returns-value, method-assign]
+    disk.sync = lambda fd: cut.wait() and None  # type: ignore[assignment, method-assign]
     sent = shard.send_forward("s", "d", numbers(4, more), level=False)
     shard.engine.commit.write()
     assert shard.answered(sent)
@@ -477,7 +477,7 @@ def test_what_is_skipped_is_promised_on_the_platter(tmp_path: Path) -> None:
     disk.cut_power(tmp_path, lambda: False)
     cut.set()
     shard.crash()
-    disk.sync = sync  # type: ignore[method-assign]
+    disk.sync = sync
     shard.open(disk, boot=BOOT)
     shard.delete("s", before_seq=SEEN + 1)
     Forwarder(shard, "s", "d").pump()

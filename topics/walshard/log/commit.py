@@ -41,6 +41,7 @@ from topics.walshard.log.placing import Placing
 from topics.walshard.log.syncer import Synced, Syncer
 from topics.walshard.log.wal import Wal
 from topics.walshard.segments.segments import Segment
+from topics.walshard.tiering.fetcher import Away
 from topics.walshard.topic import retention
 from topics.walshard.topic.cache import BatchCache
 from topics.walshard.topic.index import Row
@@ -56,6 +57,7 @@ _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
 _QUIET_MS = 1_000  # without a write: the log gets a witness of what is synced ...
 _WITNESS_MS = 10_000  # ... and not more often than this
+_SIZED_RECORDS = 16_384  # whose sizes are logged at once: some 3 ms
 _FILLED_BYTES = frame_bytes(key_len=0, body_len=6)  # a frame that fills something, without what it fills
 
 
@@ -290,18 +292,43 @@ class Commit:
 
     def log_sizes(self, topic: Topic, pipe: Pipe) -> None:
         """What copies that a start may find in the log alone already count for, before a config makes a cap count them:
-        also those in segments that no snapshot names yet, and those that are not readable yet. Staged at once."""
+        also those in segments that no snapshot names yet, and those that are not readable yet. No more of them at once
+        than a round has time for: `Away` says whose sizes are wanted next, and what was logged by then stays so. The
+        last ones are staged."""
+        more = True
+        while more:
+            due, more = self._unsized(topic, pipe)
+            missing = [row for row in due if row.sizes is None and row not in self._cache.lost]
+            if more and missing:
+                raise Away(missing, measures=True)
+            for row in due:
+                sizes = as_logged(topic.sizes_or_shares(row))
+                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
+                self.log_copies(line)
+                if isinstance(row.source, Copies):
+                    row.sizes = row.times = None  # its bytes are in memory, too
+            self.stage_lines()
+            if more:
+                self.write_control()
+                pipe.sized_to = due[-1].last
+
+    def _unsized(self, topic: Topic, pipe: Pipe) -> tuple[list[Row], bool]:
+        """The next rows of copies whose sizes are not logged, and whether there are others behind them."""
         held = [
             entry.row
             for entry in self._waiting
             if isinstance(entry, Written) and entry.topic is topic and not entry.logged
         ]
-        for row in chain(topic.rows.since(topic.rows.position(pipe.saved_to + 1)), held):
-            if row.live and isinstance(row.source, Copies | Segment):
-                sizes = as_logged(topic.sizes_or_shares(row))
-                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
-                self.log_copies(line)
-        self.stage_lines()
+        due: list[Row] = []
+        records = 0
+        logged = max(pipe.saved_to, pipe.sized_to)
+        for row in chain(topic.rows.since(topic.rows.position(logged + 1)), held):
+            if row.last > logged and row.live and isinstance(row.source, Copies | Segment):
+                if records >= _SIZED_RECORDS:
+                    return due, True
+                due.append(row)
+                records += row.count
+        return due, False
 
     def tell_trims(self, topic: Topic, *, reserve: bool = False) -> None:
         """Log which copies a start has not found in the source any more, before there is more for a cap to count: else
