@@ -55,6 +55,7 @@ _HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
 _LINES_BYTES = frame_bytes(key_len=0, body_len=16)  # around the lines of copies, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
+_FLOORS_NS = 1_000_000_000  # between two tries to get a log file for nothing but floors
 _QUIET_MS = 1_000  # without a write: the log gets a witness of what is synced ...
 _WITNESS_MS = 10_000  # ... and not more often than this
 _SIZED_RECORDS = 16_384  # whose sizes are logged at once: some 3 ms
@@ -117,6 +118,7 @@ class Commit:
         self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
         self._afterwards: list[Callable[[], None]] = []  # to be called behind the next write
         self._floors: dict[Topic, None] = {}  # of which the log does not know what caps took
+        self._floors_ns = 0  # until then no new file for that, as there was no space for one
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -642,14 +644,19 @@ class Commit:
             self._write_floors()
 
     def _write_floors(self) -> None:
-        """Before anybody is told of what is published. What finds no space comes with the next write."""
+        """Before anybody is told of what is published. What finds no space comes with a later write: with the next one
+        that made room in the log, and now and then this asks for a new file itself."""
         for topic in list(self._floors):
             frame = encode_delete(DeleteFrame(None, [], topic.cap_seq, topic.ttl_seq))
             size = frame_bytes(key_len=0, body_len=len(frame))
             with suppress(DiskFull, OSError):
                 if not topic.dropped:
                     if not self.wal.fits(size, reserve=True):
+                        if time.monotonic_ns() < self._floors_ns:
+                            continue
+                        self._floors_ns = time.monotonic_ns() + _FLOORS_NS
                         self.wal.rotate(size)
+                        self._floors_ns = 0
                     self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=topic.last_ts, body=frame)
                     self._write_frames()
                 topic.floor_due = False
