@@ -3,6 +3,7 @@ since, whose copies come back as a tombstone and take no room."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,14 @@ from pipeshard import Forwarder, PipeShard, Record, numbers
 from test_engine_faults import FaultyDisk
 
 from topics import limits
+from topics.actors import messages
+from topics.actors.messages import Op
 from topics.errors import ApiError
 from topics.storage.config import TopicConfig
 from topics.walshard.forwards.copies import logged_sizes
+from topics.walshard.log import commit
+from topics.walshard.topic.index import Row
+from topics.walshard.topic.topic import Topic
 
 SIZES = [10, 90, 10, 90, 10, 10, 90, 10, 10, 10]
 
@@ -280,3 +286,57 @@ def test_equal_sizes_take_one_number_in_the_log(shard: PipeShard) -> None:
     odd, _ = batch_of(uneven())
     assert logged_sizes(config, odd, len(SIZES)) == [record.size for record in uneven()]
     assert logged_sizes(TopicConfig(), odd, len(SIZES)) == []
+
+
+@pytest.mark.parametrize("between", ["", "more", "written down", "full"])
+def test_many_copies_are_measured_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str) -> None:
+    """A config that makes a cap count bytes takes effect when the log has the sizes of all of them: no round computes
+    more than a few. They come and go meanwhile."""
+    monkeypatch.setattr(commit, "_SIZED_RECORDS", 20)
+    monkeypatch.setattr(limits, "BLOCK_RECORDS", 10)
+    disk = FaultyDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    shard.put("s", TopicConfig())
+    shard.put("d", TopicConfig())
+    forwarder = Forwarder(shard, "s", "d")
+    for _ in range(10):
+        shard.append("s", uneven())
+    forwarder.pump(limit=10)
+    measured = []
+    sizes_of = Topic.sizes_or_shares
+
+    def measure(topic: Topic, row: Row) -> array[int]:
+        if row.sizes is None:
+            measured.append(row.count)
+        return sizes_of(topic, row)
+
+    monkeypatch.setattr(Topic, "sizes_or_shares", measure)
+    config = TopicConfig(cap_bytes=10_000)
+    sent = shard.send(Op.PUT_TOPIC, messages.PutTopic("d", config, None))
+    assert not shard.answered(sent)
+    assert shard.topic("d").config == TopicConfig()
+    if between == "more":
+        shard.append("s", uneven())
+        forwarder.pump()
+    elif between == "written down":
+        shard.flush("d")
+    elif between == "full":
+        disk.full()
+    shard.settle()
+    disk.well()
+    assert sum(measured) <= 20
+    if between == "full":
+        assert isinstance(shard.outcome(sent), ApiError)
+        shard.put("d", config)
+    else:
+        shard.answer(sent)
+    assert shard.topic("d").config == config
+    assert all(row.sizes is None for row in shard.topic("d").copies())
+    report = shard.report("d")
+    shard.delete("s", before_seq=35)
+    shard.restart()
+    pipe = shard.topic("d").pipe
+    assert pipe is not None
+    assert all(pipe.knows_sizes(row) for row in shard.topic("d").copies())
+    assert (shard.topic("d").count, shard.topic("d").bytes) == (report.count, report.bytes)
+    shard.crash()

@@ -3,12 +3,16 @@ ephemeral one got goes with the process."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pipeshard import Forwarder, PipeShard, Record, numbers
+from test_engine_faults import FaultyDisk
 
 from topics.storage.config import TopicConfig
+from topics.walshard.log import commit
 
 EPHEMERAL = TopicConfig(durability="ephemeral", durable=False)
 
@@ -217,3 +221,48 @@ def test_a_cap_that_takes_only_what_is_in_memory_writes_nothing(shard: PipeShard
     for number in range(3, 9):
         shard.append("d", numbers(number, 1))
     assert shard.engine.wal.frames == frames
+
+
+def test_a_full_disk_is_not_asked_with_each_write_for_what_a_cap_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new log file costs the loop time even where it fails. With the next write that has room it is logged."""
+    disk = FaultyDisk()
+    shard = PipeShard(tmp_path, disk=disk)
+    shard.put("d", TopicConfig())
+    shard.append("d", numbers(1, 3))
+    shard.put("d", TopicConfig(durability="ephemeral", durable=False, cap_records=3))
+    shard.append("d", numbers(4, 1))
+    kept = shard.engine.commit
+    wal = shard.engine.wal
+    now_ns = 10**12
+    monkeypatch.setattr(commit, "time", Clocks(lambda: now_ns))
+    room, reserve, wal.room, wal._reserve = wal.room, wal._reserve, 0, 0
+    disk.full()
+    disk.calls.clear()
+    for number in range(5, 7):
+        shard.append("d", numbers(number, 1))
+    for _ in range(9):
+        kept.write()
+    assert disk.calls.count("create") == 1
+    now_ns += 1_000_000_000
+    for _ in range(9):
+        kept.write()
+    assert disk.calls.count("create") == 2
+    disk.well()
+    kept.write()
+    assert shard.topic("d").floor_due
+    wal.room, wal._reserve = room, reserve
+    kept.write()
+    assert not shard.topic("d").floor_due
+    shard.restart()
+    assert shard.seqs("d") == {}
+    shard.crash()
+
+
+class Clocks:
+    """The module `time`, with a monotonic clock that a test moves."""
+
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self.monotonic_ns = monotonic_ns
+        self.perf_counter_ns = time.perf_counter_ns

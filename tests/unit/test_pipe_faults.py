@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model import Record, error_of
@@ -204,18 +205,54 @@ def test_copies_are_there_again_on_a_full_disk(shard: PipeShard, disk: FaultyDis
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_was_lost_is_told_once(shard: PipeShard, disk: FaultyDisk, fault: Callable[[FaultyDisk], None]) -> None:
-    """Its seqs are logged, and the copies behind it could not be: the next try begins behind it."""
+    """Its seqs are logged with the copies behind it: neither could be, and both are with the next try."""
     shard.open_pipe("s", "d")
     shard.append("s", numbers(1, 9))
     shard.forward("s", "d", numbers(1, 2))
-    sent = shard.send_forward("s", "d", numbers(8, 2), lost=5, to_seq=9, complete=False, sources=[(8, 2)])
+    loss: dict[str, Any] = {"lost": 5, "from_seq": 2, "to_seq": 9, "complete": False, "sources": [(8, 2)]}
+    sent = shard.send_forward("s", "d", numbers(8, 2), **loss)
     fault(disk)
     shard.work()
     assert isinstance(shard.outcome(sent), ApiError)
     disk.well()
-    assert shard.forward("s", "d", numbers(8, 2), from_seq=2, lost=5, to_seq=9, complete=False) == 7, "nothing happened"
+    assert shard.open_pipe("s", "d").at == 2
+    assert shard.topic("d").trims == []
+    assert shard.forward("s", "d", numbers(8, 2), **loss) == 9
+    as_told_once(shard)
+
+
+def test_a_loss_stays_told_whatever_becomes_of_the_copies(
+    shard: PipeShard, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for its line in the log, and none for theirs: the next try begins behind it."""
+    shard.open_pipe("s", "d")
+    shard.append("s", numbers(1, 9))
+    shard.forward("s", "d", numbers(1, 2))
+    shard.engine.wal.room = 200
+    disk.full()
+    sources = [(seq, 1) for seq in range(8, 400, 2)]
+    sent = shard.send_forward("s", "d", numbers(8, 196), lost=5, to_seq=399, complete=False, sources=sources)
+    assert isinstance(shard.outcome(sent), ApiError)
+    shard.work()
+    disk.well()
+    assert shard.open_pipe("s", "d").at == 2, "nor is there room for its line"
+    shard.engine.wal.room = 200
+    monkeypatch.setattr(disk, "create", no_space)
+    sent = shard.send_forward("s", "d", numbers(8, 196), lost=5, to_seq=399, complete=False, sources=sources)
+    shard.work()
+    assert isinstance(shard.outcome(sent), ApiError)
     assert shard.open_pipe("s", "d").at == 7
+    assert shard.topic("d").trims == [(3, 7)]
+    monkeypatch.undo()
     assert shard.forward("s", "d", numbers(8, 2)) == 9
+    as_told_once(shard)
+
+
+def no_space(path: str, *, size: int = 0) -> int:
+    raise DiskFull("no space")
+
+
+def as_told_once(shard: PipeShard) -> None:
     assert shard.seqs("d") == {1: b"1", 2: b"2", 8: b"8", 9: b"9"}
     assert shard.topic("d").trims == [(3, 7)]
     shard.restart()

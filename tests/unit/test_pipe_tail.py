@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from model import Record
+from folderplay import newcomer, write_manifest
+from model import BOOT, Record
+from onlooker import named
 from pipeshard import Forwarder, PipeShard, numbers, rule
 from test_engine_recovery import OTHER_BOOT, PowerDisk
 
@@ -343,15 +346,142 @@ def test_nobody_is_told_of_seqs_that_a_power_cut_gives_to_others(tmp_path: Path,
     shard.engine.commit.write()
     assert (shard.diff("d", SEEN).tombstone, shard.topic("d").head_seq) == (None, SEEN)
     shard.settle()
-    assert shard.answer(sent).at == SEEN
-    sent = shard.send_forward("s", "d", [], **loss)
-    shard.engine.commit.write()
+    assert shard.answer(sent).at == 3 + lost
     gap = shard.diff("d", SEEN).tombstone
     assert gap is not None
     assert gap.gap_to == SEEN + lost
     opened_after_a_cut(shard, disk, tmp_path, taken=True)
     Forwarder(shard, "s", "d").pump()
     assert shard.append("d", numbers(9, 1)).first_seq > gap.gap_to
+    shard.crash()
+
+
+def with_a_loss(shard: PipeShard, count: int) -> dict[str, Any]:
+    """The source has lost so many records behind those that were copied: what a forwarder says of it."""
+    shard.put("s", TopicConfig(durability="fsync", durable=True, cap_records=1))
+    for number in range(count + 1):
+        shard.append("s", numbers(number, 1))
+    shard.sync()
+    return {"lost": count, "to_seq": SEEN + count, "complete": False}
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_loss_is_told_however_slow_syncs_are(tmp_path: Path, durability: Durability) -> None:
+    """Nothing came for a minute, and the shard takes back what quiet topics promise before the sync has come to its
+    end: not what the loss waits for."""
+    lost = 4 * limits.SEQ_RESERVE
+    shard, _ = pair(tmp_path, PowerDisk(), durability)
+    loss = with_a_loss(shard, lost)
+    shard.wall.pass_ms(60_000)
+    commit = shard.engine.commit
+    commit.lower_ceilings(shard.clock.now_ms())
+    sent = shard.send_forward("s", "d", [], **loss)
+    commit.write()
+    for _ in range(9):
+        shard.wall.pass_ms(1_000)
+        commit.lower_ceilings(shard.clock.now_ms())
+    assert not shard.answered(sent)
+    shard.settle()
+    assert shard.answer(sent).at == SEEN + lost
+    assert shard.topic("d").head_seq == SEEN + lost
+    shard.crash()
+
+
+@pytest.mark.parametrize("lost", [4, 4 * limits.SEQ_RESERVE])
+@pytest.mark.parametrize("copies", [0, 2, 2 * limits.SEQ_RESERVE])
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_a_loss_takes_its_place_behind_what_clients_write(
+    tmp_path: Path, durability: Durability, copies: int, lost: int
+) -> None:
+    """They never leave a moment in which nothing of theirs is on its way."""
+    shard, _ = pair(tmp_path, PowerDisk(), durability)
+    loss = with_a_loss(shard, lost)
+    head = SEEN
+    for turn in range(3):
+        before = shard.send_append("d", numbers(100 + turn, 1))
+        at = shard.topic("d").pipe.at  # type: ignore[union-attr]
+        loss["to_seq"] = at + lost + copies
+        sources = {"sources": [(at + lost + 1, copies)]} if copies else {}
+        sent = shard.send_forward("s", "d", numbers(7, copies), **loss, **sources)
+        behind = shard.send_append("d", numbers(200 + turn, 1))
+        shard.settle()
+        assert shard.answer(before).first_seq == head + 1
+        assert shard.answer(sent).at == loss["to_seq"]
+        assert shard.answer(behind).first_seq == head + 1 + lost + copies + 1
+        assert shard.topic("d").trims[-1] == (head + 2, head + 1 + lost)
+        head += 1 + lost + copies + 1
+        assert (shard.topic("d").head_seq, shard.topic("d").pending) == (head, 0)
+    assert shard.topic("d").unaccounted == 0
+    if durability != "ephemeral":
+        trims = shard.topic("d").trims
+        shard.restart()
+        topic = shard.topic("d")
+        assert (topic.head_seq, topic.trims, topic.holes, topic.unaccounted) == (head, trims, [], 0)
+    shard.crash()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_snapshot_is_made_while_a_loss_waits(tmp_path: Path, published: bool) -> None:
+    """It does not have what nobody could read by then: the log has, and keeps it."""
+    lost = 4 * limits.SEQ_RESERVE
+    shard, _ = pair(tmp_path, PowerDisk())
+    loss = with_a_loss(shard, lost)
+    shard.flush("d")
+    shard.flush("s")
+    shard.checkpoint()
+    sent = shard.send_forward("s", "d", [], **loss)
+    shard.engine.commit.write()
+    shard.engine.wal.rotate(0)
+    shard.checkpoint()
+    assert not shard.answered(sent)
+    assert len(shard.engine.wal.older) == 1
+    copies = shard.send_forward("s", "d", [], from_seq=SEEN + lost)
+    assert shard.outcome(copies).code == "throttled"
+    if published:
+        shard.settle()
+        assert shard.answer(sent).at == SEEN + lost
+        shard.checkpoint()
+        assert not shard.engine.wal.older
+    shard.restart()
+    topic = shard.topic("d")
+    assert (topic.head_seq, topic.trims, topic.unaccounted) == (SEEN + lost, [(SEEN + 1, SEEN + lost)], 0)
+    assert topic.pipe is not None
+    assert topic.pipe.at == SEEN + lost
+    write_manifest(tmp_path)
+    view = named(newcomer(shard), "d")
+    assert (view.head_seq, view.trims) == (SEEN + lost, [(SEEN + 1, SEEN + lost)])
+    shard.crash()
+
+
+def test_what_is_skipped_is_promised_on_the_platter(tmp_path: Path) -> None:
+    """Copies that were made again have raised the ceiling since: a second power cut may take that promise."""
+    disk = PowerDisk()
+    shard, _ = pair(tmp_path, disk)
+    opened_after_a_cut(shard, disk, tmp_path, taken=True)
+    topic = shard.topic("d")
+    ceiling = topic.ceiling
+    more = limits.SEQ_RESERVE * 2 // 3
+    Forwarder(shard, "s", "d").step(limit=2)
+    cut = Event()
+    sync = disk.sync
+    disk.sync = lambda fd: cut.wait() and None  # type: ignore[assignment, method-assign]
+    sent = shard.send_forward("s", "d", numbers(4, more), level=False)
+    shard.engine.commit.write()
+    assert shard.answered(sent)
+    assert topic.rebuilding
+    assert topic.ceiling > ceiling
+    shard.send_forward("s", "d", [], to_seq=SEEN + more + 3, complete=False)
+    shard.engine.commit.write()
+    assert not topic.rebuilding
+    cursor = shard.diff("d", topic.head_seq).next_from_seq
+    disk.cut_power(tmp_path, lambda: False)
+    cut.set()
+    shard.crash()
+    disk.sync = sync
+    shard.open(disk, boot=BOOT)
+    shard.delete("s", before_seq=SEEN + 1)
+    Forwarder(shard, "s", "d").pump()
+    assert shard.append("d", numbers(9, 1)).first_seq > cursor
     shard.crash()
 
 

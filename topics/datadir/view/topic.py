@@ -246,7 +246,7 @@ class Topic:
     def copied(self, line: CopiesLine, *, fresh: bool) -> None:
         """fresh: the snapshot does not know it."""
         if self.pipe is not None and line.names_seqs:
-            if fresh and not line.count:
+            if not line.count and (fresh or line.first_seq > self.head_seq):  # it was not readable yet
                 self.trims.append((line.first_seq, line.last_seq))
             elif line.count and self.tail and line.first_seq <= self.tail[-1][1]:
                 self._lined.append((line.first_seq, line.last_seq))

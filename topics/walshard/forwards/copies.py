@@ -82,10 +82,11 @@ class Pipe:
         self.saved_to = flushed_to  # ... and up to which seq a start finds copies in segments
         self.flushed_forwarded = dict(forwarded)
         self.marks: deque[tuple[int, int, dict[str, int]]] = deque()  # (last seq here, source's seq, copies by router)
-        self.pending = False  # a forward is taken, but its copies are not readable yet
+        self.pending = 0  # parts of a forward that are taken, and not readable yet: what was lost, and copies
         self.rebuild: Rebuild | None = None  # rows that a crash left without their bytes
         self.tail_lost = False  # a power cut may have taken copies behind the last row that readers have seen ...
         self.tail_to = 0  # ... none of them above this seq
+        self.sized_to = 0  # up to this seq the log has the sizes of all copies
         self.sources: dict[int, list[tuple[int, int]]] = {}  # by a row's last seq: where its copies come from
         self._read_to: dict[int, int] = {}  # likewise: the source's seq up to which it had been read for them
         self.sizes: dict[int, array[int]] = {}  # likewise, of rows without bytes: what each copy counts for, as logged
@@ -246,7 +247,7 @@ def logged_sizes(config: TopicConfig, body: bytes, count: int) -> list[int]:
 
 
 def as_logged(sizes: Sequence[int]) -> list[int]:
-    return list(sizes[:1] if len(set(sizes)) == 1 else sizes)
+    return list(sizes[:1] if sizes == sizes[:1] * len(sizes) else sizes)  # type: ignore[operator]
 
 
 def copy_ids(sources: Iterable[tuple[int, int]]) -> list[int]:

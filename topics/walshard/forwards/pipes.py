@@ -233,7 +233,7 @@ class Pipes:
 
     def _skip_tail(self, topic: Topic, pipe: Pipe, *, trimmed: bool, at: int) -> None:
         """The source has not all that was copied before the power went: go on above what readers may have seen."""
-        self._commit.skip_to(topic, topic.ceiling, trimmed=trimmed, at=at)
+        self._commit.skip_tail(topic, pipe.tail_to, trimmed=trimmed, at=at)
         self._tail_ends(topic, pipe)
         self._rebuilt(topic, pipe)
 
@@ -302,32 +302,30 @@ class Pipes:
         lost = sum(count for count, _ in told)
         if pipe.tail_lost and (lost_more or not request.complete):
             self._skip_tail(topic, pipe, trimmed=lost_more or lost > 0, at=min(behind_lost, request.to_seq))
-        elif lost:
-            if not self._commit.promise(topic, lost):
-                # Nothing has happened: whoever copies sees that, and comes again.
-                self._commit.wait_for_sync(
-                    reply_to, lambda fsync_us: messages.pack(Op.FORWARD, correlation, _forwarded(pipe))
-                )
+            if request.lost:
+                self._move(topic, pipe, topic.head_seq, behind_lost, {}, [])
+            lost = 0
+        ts = max(self._now_ms(), topic.last_ts)
+        if lost:
+            at = behind_lost if request.count else request.to_seq
+            part = _Told(self, topic, pipe, request, reply_to, correlation, last=topic.next_seq - 1 + lost, at=at)
+            self._commit.stage_loss(topic, told, at=at, ts=ts, reply_to=part)
+            pipe.pending += 1
+            if not request.count:
                 return None
-            self._commit.skip_to(topic, topic.next_seq - 1 + lost, trimmed=True, at=behind_lost, hops=told)
-        if request.lost:  # told, whatever becomes of the copies
-            self._move(topic, pipe, topic.next_seq - 1, behind_lost, {}, [])
         if not request.count:
             self._move_on(topic, pipe, request, reply_to, correlation)
             return None
         if KILL_POINTS:
             kill_point("forward")
-        now = self._now_ms()
         copied = _Copied(self, topic, pipe, request, reply_to, correlation)
         try:
-            copied.last = self._commit.stage_copies(
-                topic, request, body, ts=max(now, topic.last_ts), memory=self._copies, reply_to=copied
-            )
+            copied.last = self._commit.stage_copies(topic, request, body, ts=ts, memory=self._copies, reply_to=copied)
         except DiskFull:
             if pipe.tail_lost:
                 self._skip_tail(topic, pipe, trimmed=False, at=pipe.at)
             raise
-        pipe.pending = True
+        pipe.pending += 1
         return None
 
     def copied(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
@@ -335,6 +333,12 @@ class Pipes:
         self._advance(topic, pipe, request, last=last)
         if not topic.dropped:
             self._commit.published(topic)
+
+    def told(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int, at: int) -> None:
+        """Seqs up to `last` stand for what the source had lost, which is told, whatever becomes of the copies."""
+        self._move(topic, pipe, last, at, {}, [])
+        if not request.count:
+            self._level(topic, pipe, request, last=last)
 
     def _advance(self, topic: Topic, pipe: Pipe, request: messages.Forward, *, last: int) -> None:
         if request.hops is not None and request.count:
@@ -356,7 +360,7 @@ class Pipes:
         answered behind the write: it never says of records that they have been looked at which a kill brings back."""
 
         def written() -> None:
-            pipe.pending = False
+            pipe.pending -= 1
             pipe.move(request.to_seq)
             self._level(topic, pipe, request, last=topic.head_seq)
             reply_to.send_always(messages.pack(Op.FORWARD, correlation, _forwarded(pipe)))
@@ -364,7 +368,7 @@ class Pipes:
         if request.to_seq != pipe.at:
             with suppress(ApiError, DiskFull, OSError):
                 self._commit.log_position(topic, request.to_seq)
-        pipe.pending = True
+        pipe.pending += 1
         self._commit.after_write(written)
 
     @staticmethod
@@ -406,7 +410,7 @@ class _Copied:
         self.last = 0
 
     def send_always(self, message: bytes) -> None:
-        self._pipe.pending = False
+        self._pipe.pending -= 1
         if message[1]:
             error = messages.decode_failure(message)
             self._reply_to.send_always(messages.pack_failure(Op.FORWARD, self._correlation, error))
@@ -416,6 +420,41 @@ class _Copied:
         self._pipes.copied(self._topic, self._pipe, self._request, last=self.last)
         answer = messages.pack(Op.FORWARD, self._correlation, _forwarded(self._pipe))
         self._reply_to.send_always(answer)
+
+
+class _Told:
+    """The same for what the source has lost. If copies come behind it, they answer."""
+
+    def __init__(
+        self,
+        pipes: Pipes,
+        topic: Topic,
+        pipe: Pipe,
+        request: messages.Forward,
+        reply_to: ReplyTo,
+        correlation: int,
+        *,
+        last: int,
+        at: int,
+    ) -> None:
+        self._pipes = pipes
+        self._topic = topic
+        self._pipe = pipe
+        self._request = request
+        self._reply_to = reply_to
+        self._correlation = correlation
+        self._last = last
+        self._at = at
+
+    def send_always(self, message: bytes) -> None:
+        self._pipe.pending -= 1
+        if not message[1]:
+            self._pipes.told(self._topic, self._pipe, self._request, last=self._last, at=self._at)
+            answer = messages.pack(Op.FORWARD, self._correlation, _forwarded(self._pipe))
+        else:
+            answer = messages.pack_failure(Op.FORWARD, self._correlation, messages.decode_failure(message))
+        if not self._request.count:
+            self._reply_to.send_always(answer)
 
 
 def read_raw(

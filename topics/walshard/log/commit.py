@@ -41,11 +41,12 @@ from topics.walshard.log.placing import Placing
 from topics.walshard.log.syncer import Synced, Syncer
 from topics.walshard.log.wal import Wal
 from topics.walshard.segments.segments import Segment
+from topics.walshard.tiering.fetcher import Away
 from topics.walshard.topic import retention
 from topics.walshard.topic.cache import BatchCache
 from topics.walshard.topic.index import Row
 from topics.walshard.topic.reserve import Reserve
-from topics.walshard.topic.topic import Topic, count_seqs, merge_ranges
+from topics.walshard.topic.topic import Topic
 
 _encode = msgspec.msgpack.Encoder().encode
 _FRAME_OVERHEAD = frame_bytes(key_len=0, body_len=0) + 7  # to be rounded down to a multiple of 8
@@ -54,8 +55,10 @@ _HEAD_BYTES = frame_bytes(key_len=0, body_len=16)  # of a HEAD frame, at most
 _LINES_BYTES = frame_bytes(key_len=0, body_len=16)  # around the lines of copies, at most
 _LOWER_MS = 1_000
 _LOWERED = 1_000  # topics at once
+_FLOORS_NS = 1_000_000_000  # between two tries to get a log file for nothing but floors
 _QUIET_MS = 1_000  # without a write: the log gets a witness of what is synced ...
 _WITNESS_MS = 10_000  # ... and not more often than this
+_SIZED_RECORDS = 16_384  # whose sizes are logged at once: some 3 ms
 _FILLED_BYTES = frame_bytes(key_len=0, body_len=6)  # a frame that fills something, without what it fills
 
 
@@ -77,6 +80,7 @@ class Written(msgspec.Struct, gc=False, eq=False):
     correlation: int
     requests: int = 1  # several plain appends in one batch, with consecutive correlations
     logged: bool = True  # or a copy
+    lost: Sequence[tuple[int, int]] | None = None  # no batch, but seqs for lost records: what stage_loss was told
     wal_us: int = 0
     written_ns: int = 0
 
@@ -114,6 +118,7 @@ class Commit:
         self._telling: list[tuple[Topic, list[tuple[int, int]]]] = []  # trims in staged frames
         self._afterwards: list[Callable[[], None]] = []  # to be called behind the next write
         self._floors: dict[Topic, None] = {}  # of which the log does not know what caps took
+        self._floors_ns = 0  # until then no new file for that, as there was no space for one
         self._waiting: deque[Written | Answer] = deque()
         self.reserved: dict[Topic, None] = {}  # that promise more than a quiet topic does
         self._lower_ms = 0  # when they are next looked at
@@ -221,6 +226,8 @@ class Commit:
         logged of them is which seqs they have, here and in the source. Returns the last seq. Those that are made again
         may use the reserve for it: until they are there, nobody can delete anything from the topic."""
         reserve = topic.rebuilding
+        if topic.id in self._lined:
+            self.stage_lines()  # of what was lost before them: no HEAD frame may come before that
         self.tell_trims(topic, reserve=reserve)
         first, count, size = topic.next_seq, request.count, request.size
         last = first + count - 1
@@ -287,18 +294,43 @@ class Commit:
 
     def log_sizes(self, topic: Topic, pipe: Pipe) -> None:
         """What copies that a start may find in the log alone already count for, before a config makes a cap count them:
-        also those in segments that no snapshot names yet, and those that are not readable yet. Staged at once."""
+        also those in segments that no snapshot names yet, and those that are not readable yet. No more of them at once
+        than a round has time for: `Away` says whose sizes are wanted next, and what was logged by then stays so. The
+        last ones are staged."""
+        more = True
+        while more:
+            due, more = self._unsized(topic, pipe)
+            missing = [row for row in due if row.sizes is None and row not in self._cache.lost]
+            if more and missing:
+                raise Away(missing, measures=True)
+            for row in due:
+                sizes = as_logged(topic.sizes_or_shares(row))
+                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
+                self.log_copies(line)
+                if isinstance(row.source, Copies):
+                    row.sizes = row.times = None  # its bytes are in memory, too
+            self.stage_lines()
+            if more:
+                self.write_control()
+                pipe.sized_to = due[-1].last
+
+    def _unsized(self, topic: Topic, pipe: Pipe) -> tuple[list[Row], bool]:
+        """The next rows of copies whose sizes are not logged, and whether there are others behind them."""
         held = [
             entry.row
             for entry in self._waiting
             if isinstance(entry, Written) and entry.topic is topic and not entry.logged
         ]
-        for row in chain(topic.rows.since(topic.rows.position(pipe.saved_to + 1)), held):
-            if row.live and isinstance(row.source, Copies | Segment):
-                sizes = as_logged(topic.sizes_or_shares(row))
-                line = CopiesLine(topic.id, row.first_ts, row.first, row.last, 0, row.count, row.size, sizes=sizes)
-                self.log_copies(line)
-        self.stage_lines()
+        due: list[Row] = []
+        records = 0
+        logged = max(pipe.saved_to, pipe.sized_to)
+        for row in chain(topic.rows.since(topic.rows.position(logged + 1)), held):
+            if row.last > logged and row.live and isinstance(row.source, Copies | Segment):
+                if records >= _SIZED_RECORDS:
+                    return due, True
+                due.append(row)
+                records += row.count
+        return due, False
 
     def tell_trims(self, topic: Topic, *, reserve: bool = False) -> None:
         """Log which copies a start has not found in the source any more, before there is more for a cap to count: else
@@ -315,47 +347,49 @@ class Commit:
             self._telling.append((topic, topic.untold))
             topic.untold = []
 
-    def skip_to(self, topic: Topic, seq: int, *, trimmed: bool, at: int, hops: Sequence[tuple[int, int]] = ()) -> None:
-        """Give out no seq up to this one any more, which is promised. trimmed: they stand for records that the source
-        has lost, up to its seq `at`. hops: as many of them, each after the other, have passed so many routers."""
+    def stage_loss(self, topic: Topic, hops: Sequence[tuple[int, int]], *, at: int, ts: int, reply_to: ReplyTo) -> None:
+        """The same for records that the source has lost, up to its seq `at`: as many seqs stand for them, and read as a
+        tombstone. `hops`: so many of them, each after the other, have passed so many routers. Readers who are told of a
+        seq go on behind it, and would miss what got it after a power cut: so it is published in its turn, and when its
+        promise is synced. The log file is kept until a snapshot can have them."""
+        reserve = topic.rebuilding  # as in stage_copies
+        first, count = topic.next_seq, sum(many for many, _ in hops)
+        last = first + count - 1
+        if topic.reserve is not None:
+            topic.reserve.skip(count)
+        if last > topic.ceiling - topic.ceiling_margin:
+            self.make_room(_HEAD_BYTES, reserve=reserve)
+            self.stage_ceiling(topic, last, ts)
+        source = None
+        if topic.ephemeral:
+            self.log_position(topic, at, reserve=reserve)
+        else:
+            self.log_copies(_line_of_loss(topic, first, last, at, hops), reserve=reserve)
+            source = self.wal.current
+            source.pin()
+        topic.next_seq = last + 1
+        row = Row(first, count, ts, ts, 0, source, 0, 0, 0)
+        loss = Written(topic, row, False, None, topic.ceiling_lsn, reply_to, 0, logged=False, lost=hops)
+        self._staged.append(loss)
+
+    def skip_tail(self, topic: Topic, seq: int, *, trimmed: bool, at: int) -> None:
+        """Give out no seq up to this one any more, at once: a power cut has left what tells a start as much. trimmed:
+        the source has lost what stood there, up to its seq `at`."""
         first = topic.next_seq
         if seq < first:
             return
-        if topic.pending or topic.pending_records:
+        if first > topic.head_seq + 1:
             raise ApiError("throttled", "batches before this one are not readable yet", retry_after_s=1)
         self.write()
-        reserve = topic.rebuilding  # as in stage_copies
+        reserve = topic.rebuilding
         if trimmed and not topic.ephemeral:
-            passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
-            self.log_copies(CopiesLine(topic.id, topic.last_ts, first, seq, at, hops=passed), reserve=reserve)
+            self.log_copies(_line_of_loss(topic, first, seq, at, ()), reserve=reserve)
         elif trimmed:
             self.log_position(topic, at, reserve=reserve)
         self.write_control()
-        if trimmed:
-            kept = [trim for trim in topic.trims if trim[1] >= topic.evict_floor]
-            topic.pass_over(count_seqs(topic.trims) - count_seqs(kept))
-            topic.trims = merge_ranges([*kept, (first, seq)])
-            topic.remember_lost_hops(first, hops)
-        topic.head_seq = seq
-        # Copies that went with the process, and that a client or a cap had taken before, are counted already.
-        topic.pass_over(min(topic.unaccounted, 0 if trimmed else seq - first + 1))
         topic.next_seq = seq + 1
-        topic.touched()
+        topic.skip_to(seq, trimmed=trimmed)
         self.on_publish(topic)
-
-    def promise(self, topic: Topic, count: int) -> bool:
-        """Whether a power cut leaves enough to know that no record may get the next seqs, so many. If not, it is
-        written here, and there when that is synced: readers who were told of such a seq would miss what gets it
-        afterwards. Twice as many, because a source that loses records goes on losing them meanwhile."""
-        seq = topic.next_seq - 1 + count
-        if seq > topic.ceiling - topic.ceiling_margin:
-            self.write()
-            topic.reserve = None  # none of these is written
-            self.make_room(_HEAD_BYTES, reserve=topic.rebuilding)
-            self.stage_ceiling(topic, seq + count, topic.last_ts)
-            self.reserved[topic] = None
-            self.write_control()
-        return seq <= topic.sure_ceiling or topic.ceiling_is_sure(self.wal.synced_lsn)
 
     def stage_topic(self, topic: Topic, ts: int) -> None:
         body = _encode(
@@ -542,7 +576,7 @@ class Commit:
         for entry in reversed(staged):
             topic = entry.topic
             topic.next_seq = entry.row.first
-            topic.pending_records -= entry.row.count
+            topic.pending_records -= entry.row.live  # of a loss none
             topic.pending_bytes -= entry.row.size
             topic.totals.pending_bytes -= entry.row.size
             if entry.key is not None:
@@ -556,7 +590,7 @@ class Commit:
 
     def _publish(self, entry: Written, fsync_us: int) -> None:
         topic, row = entry.topic, entry.row
-        topic.pending_records -= row.count
+        topic.pending_records -= row.live
         topic.pending_bytes -= row.size
         topic.totals.pending_bytes -= row.size
         if topic.dropped:
@@ -565,7 +599,13 @@ class Commit:
         else:
             if KILL_POINTS:
                 kill_point("publish")
-            topic.publish(row)
+            if entry.lost is not None:
+                topic.skip_to(row.last, trimmed=True, hops=entry.lost)
+                if row.source is not None:
+                    row.source.release(row)
+                self.on_publish(topic)
+            else:
+                topic.publish(row)
             if entry.logged:
                 self._cache.keep_body(row)
                 self.published(topic)
@@ -604,14 +644,19 @@ class Commit:
             self._write_floors()
 
     def _write_floors(self) -> None:
-        """Before anybody is told of what is published. What finds no space comes with the next write."""
+        """Before anybody is told of what is published. What finds no space comes with a later write: with the next one
+        that made room in the log, and now and then this asks for a new file itself."""
         for topic in list(self._floors):
             frame = encode_delete(DeleteFrame(None, [], topic.cap_seq, topic.ttl_seq))
             size = frame_bytes(key_len=0, body_len=len(frame))
             with suppress(DiskFull, OSError):
                 if not topic.dropped:
                     if not self.wal.fits(size, reserve=True):
+                        if time.monotonic_ns() < self._floors_ns:
+                            continue
+                        self._floors_ns = time.monotonic_ns() + _FLOORS_NS
                         self.wal.rotate(size)
+                        self._floors_ns = 0
                     self.wal.stage(FrameType.DELETE, topic_id=topic.id, ts=topic.last_ts, body=frame)
                     self._write_frames()
                 topic.floor_due = False
@@ -672,6 +717,11 @@ class Commit:
         if self._floors and not self._staged and not self._lines and not self.wal.staged:
             self._write_floors()  # else with the write of what is staged
         self.request_sync()
+
+
+def _line_of_loss(topic: Topic, first: int, last: int, at: int, hops: Sequence[tuple[int, int]]) -> CopiesLine:
+    passed = list(chain.from_iterable(hops)) if any([passed for _, passed in hops]) else None
+    return CopiesLine(topic.id, topic.last_ts, first, last, at, hops=passed)
 
 
 def storage_full() -> ApiError:

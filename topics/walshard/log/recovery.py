@@ -506,7 +506,7 @@ class Recovery:
         topic.next_seq = copies.last_seq + 1
         topic.head_seq = copies.last_seq
         if not copies.count:
-            if fresh:
+            if fresh or copies.first_seq > self._snapshot_heads.get(topic.id, 0):  # it was not readable yet
                 topic.trims = merge_ranges([*topic.trims, (copies.first_seq, copies.last_seq)])
             if copies.hops is not None and copies.first_seq > self._snapshot_heads.get(topic.id, 0):
                 topic.remember_lost_hops(copies.first_seq, zip(copies.hops[::2], copies.hops[1::2], strict=True))

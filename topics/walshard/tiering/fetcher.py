@@ -28,10 +28,10 @@ _AHEAD = 2  # rows at the front of a topic whose sizes and times are known befor
 
 
 class Away(Exception):
-    """These rows are in the cold tier only."""
+    """These rows are in the cold tier only, or they are too many to be measured at once."""
 
     def __init__(self, rows: list[Row], *, measures: bool = False) -> None:
-        super().__init__(f"{len(rows)} batches of the cold tier")
+        super().__init__(f"{len(rows)} batches")
         self.rows = rows
         self.measures = measures  # what is wanted: the sizes of their records, or the batches themselves
 
@@ -166,9 +166,12 @@ def _read(away: Away) -> list[bytes | tuple[array[int], array[int]] | None]:
     """On a thread: every row that can be read."""
     found: list[bytes | tuple[array[int], array[int]] | None] = []
     by_segment: dict[Segment, list[Row]] = {}
-    for row in away.rows:
-        by_segment.setdefault(row.source, []).append(row)
     bodies: dict[Row, bytes | None] = {}
+    for row in away.rows:
+        if (body := row.body) is not None:
+            bodies[row] = body
+        else:
+            by_segment.setdefault(row.source, []).append(row)
     for segment, rows in by_segment.items():
         bodies.update(zip(rows, segment.read_bodies(rows), strict=True))
     for row in away.rows:

@@ -60,6 +60,10 @@ class Reserve:
         windows = max(1, -((since_ms - ms) // window_ms))  # in the fullest of them it wrote so many at least
         return max(limits.SEQ_RESERVE, count, (seq - since_seq) // windows)
 
+    def skip(self, count: int) -> None:
+        """The next seqs stand for nothing that is written: they say nothing about its rate."""
+        self._marks = [(ms, seq + count) for ms, seq in self._marks]
+
     def age_ms(self, now_ms: int) -> int:
         """Since the last promise. If that is short, half of the next will not last longer."""
         return now_ms - self._marks[-1][0]

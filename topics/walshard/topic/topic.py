@@ -211,6 +211,19 @@ class Topic:
                 self.tags.add(row.first, columns.tags())
         self._encoded = None
 
+    def skip_to(self, seq: int, *, trimmed: bool, hops: Sequence[tuple[int, int]] = ()) -> None:
+        """No record has a seq behind the head up to this one. trimmed: they stand for records that the source has lost,
+        as many as `hops` says of which have passed so many routers, each after the other."""
+        first = self.head_seq + 1
+        if trimmed:
+            kept = [trim for trim in self.trims if trim[1] >= self.evict_floor]
+            self.pass_over(count_seqs(self.trims) - count_seqs(kept))
+            self.trims = merge_ranges([*kept, (first, seq)])
+            self.remember_lost_hops(first, hops)
+        self.head_seq = seq
+        # Copies that went with the process, and that a client or a cap had taken before, are counted already.
+        self.pass_over(min(self.unaccounted, 0 if trimmed else seq - first + 1))
+
     def fill(self, row: Row, runs: Sequence[Run]) -> None:
         """Give a row of copies the bytes that came for it, in as many rows as that takes. Live records that did not
         come are no more: their seqs read as a tombstone."""
