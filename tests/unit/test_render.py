@@ -63,7 +63,7 @@ def test_a_rendered_row_is_cut_where_records_end(batch: list[Record], data: st.D
     pieces = render(row, row.load(), include_tags=False, include_meta=True)
     rendered = default(row)
     assert rendered.text == b",".join(pieces)
-    assert [rendered.size(index) for index in range(len(pieces))] == [len(piece) for piece in pieces]
+    assert [rendered.size(index, index + 1) for index in range(len(pieces))] == [len(piece) for piece in pieces]
     start = data.draw(st.integers(0, len(pieces) - 1))
     stop = data.draw(st.integers(start + 1, len(pieces)))
     assert rendered.slice(start, stop) == b",".join(pieces[start:stop])
@@ -74,3 +74,11 @@ def test_slices_put_together_are_the_whole() -> None:
     rendered = Rendered([b"a", b"bb", b"", b"cccc"])
     for cuts in ((0, 4), (0, 1, 4), (0, 1, 2, 3, 4), (0, 3, 4)):
         assert b",".join(rendered.slice(start, stop) for start, stop in pairwise(cuts)) == rendered.text
+
+
+def test_how_many_records_fit_is_found_without_a_look_at_each() -> None:
+    rendered = Rendered([b"a", b"bb", b"", b"cccc"])
+    assert [rendered.size(start, stop) for start, stop in [(0, 1), (0, 4), (1, 3), (3, 4)]] == [1, 7, 2, 4]
+    assert [rendered.fitting(0, 4, most) for most in (0, 1, 2, 3, 6, 7, 99)] == [0, 1, 1, 3, 3, 4, 4]
+    assert [rendered.fitting(1, 4, most) for most in (0, 1, 2, 6)] == [1, 1, 3, 4]
+    assert [rendered.fitting(1, 2, most) for most in (1, 99)] == [1, 2]

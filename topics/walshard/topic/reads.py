@@ -121,15 +121,19 @@ def read(
             )
         start = max(0, from_seq + 1 - row.first)
         cut = False  # the window ends inside this row
-        if row.whole and len(rendered.text) <= budget:
-            stop_index = min(row.count, start + room)
+        if row.whole:
+            stop_index = rendered.fitting(start, min(row.count, start + room), budget)
+            if stop_index == start:
+                if scanned:
+                    break
+                stop_index += 1
             taken: range | list[int] = range(start, stop_index)
             cut = stop_index < row.count
-            budget -= len(rendered.text)
+            budget -= rendered.size(start, stop_index)
         else:
             taken = []
             for index in row.live_indexes(start):
-                size = rendered.size(index)
+                size = rendered.size(index, index + 1)
                 if len(taken) >= room or (size > budget and (taken or scanned)):
                     cut = True
                     break

@@ -6,6 +6,7 @@ Text is handled as latin-1: every byte is one character, so slicing and formatti
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -27,8 +28,14 @@ class Rendered:
         """Bytes of memory it takes."""
         return len(self.text) + 4 * len(self._ends)
 
-    def size(self, index: int) -> int:
-        return self._ends[index] - (self._ends[index - 1] if index else 0)
+    def size(self, start: int, stop: int) -> int:
+        """Bytes of records start to stop - 1, without the commas between them."""
+        return self._ends[stop - 1] - (self._ends[start - 1] if start else 0)
+
+    def fitting(self, start: int, stop: int, most: int) -> int:
+        """Up to which record, at most `stop`, those from `start` on take so many bytes."""
+        begin = self._ends[start - 1] if start else 0
+        return bisect_right(self._ends, begin + most, start, stop)
 
     def slice(self, start: int, stop: int) -> bytes:
         """Records start to stop - 1, still joined."""
